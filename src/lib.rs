@@ -1,0 +1,19 @@
+//! radpack turns a Hugging Face checkpoint and a recipe into one self-describing, byte-reproducible `.rad` file.
+//!
+//! | stage | module | noun |
+//! |---|---|---|
+//! | open the source | [`checkpoint`] | `Checkpoint` |
+//! | decide every weight's encoding | [`recipe`] | `Assignment` |
+//! | encode rows of weights | [`quantize`] | planes |
+//! | write, read and verify the file | [`artifact`] | `Artifact` |
+//!
+//! Foundation under all stages: [`tensor`], [`num`], [`diag`], [`model`]. `docs/architecture.md` has the whole map.
+
+pub mod artifact;
+pub mod checkpoint;
+pub mod diag;
+pub mod model;
+pub mod num;
+pub mod quantize;
+pub mod recipe;
+pub mod tensor;

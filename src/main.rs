@@ -1,0 +1,2 @@
+//! radpack
+fn main() {}

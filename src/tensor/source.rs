@@ -1,0 +1,26 @@
+//! Lazily readable tensors.
+
+use std::borrow::Cow;
+use std::io;
+use std::ops::Range;
+
+use super::{DType, Shape};
+
+/// A tensor whose bytes are read row by row, on demand.
+///
+/// Rows are those of [`Shape::matrix`]. Implementations are a mapped checkpoint tensor, a slice of one, several of
+/// them joined along rows, or a quantized checkpoint weight decoded on the fly.
+pub trait TensorSource: Send + Sync {
+    /// Element type of the bytes that [`TensorSource::rows`] yields; whole bytes wide.
+    fn dtype(&self) -> DType;
+
+    /// Logical shape.
+    fn shape(&self) -> &Shape;
+
+    /// Little-endian bytes of the rows `range`, row-major without padding. Borrowed where the rows lie together in
+    /// a file map; the bytes may start at any address, so they must not be cast to wider elements in place.
+    ///
+    /// # Errors
+    /// An I/O error of the underlying file, or `InvalidInput` when `range` passes the last row.
+    fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>>;
+}
