@@ -1,1 +1,5 @@
 //! model
+
+mod weights;
+
+pub use weights::{Class, Part, Tower, Weight, WeightTable};

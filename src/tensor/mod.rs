@@ -15,4 +15,4 @@ mod source;
 pub use dtype::{DType, FloatFormat};
 pub use encoding::{Encoding, EncodingError, MAX_PLANES, PlaneLayout, PlaneSpec, Scheme, role};
 pub use shape::{MAX_RANK, Shape};
-pub use source::TensorSource;
+pub use source::{TensorInfo, TensorSource};

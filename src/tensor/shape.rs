@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Highest rank a container entry can have (`reference` §5: six extents a directory row).
+/// Highest rank a container entry can have (a directory row has six extents).
 pub const MAX_RANK: usize = 6;
 
 /// Extents of a tensor, row-major, dimension 0 slowest. Rank 0 is a scalar.

@@ -24,3 +24,12 @@ pub trait TensorSource: Send + Sync {
     /// An I/O error of the underlying file, or `InvalidInput` when `range` passes the last row.
     fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>>;
 }
+
+/// What a file header says about a tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Element type.
+    pub dtype: DType,
+    /// Shape as stored; rank 0 and empty extents are legal.
+    pub shape: Shape,
+}

@@ -1,0 +1,146 @@
+//! Logical weights: what an artifact stores, and which checkpoint tensors each is made of.
+
+use std::fmt;
+
+use crate::tensor::{DType, Shape};
+
+/// Part of a model that a rule can select and a target can leave out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tower {
+    /// The decoder over tokens.
+    Text,
+    /// The image encoder.
+    Vision,
+    /// The audio encoder.
+    Audio,
+    /// The projections from an encoder into the text space.
+    Projector,
+    /// A draft head or draft model for speculative decoding.
+    Draft,
+}
+
+/// Kind of a weight, as quantization rules see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Matrix of a linear layer (also the centroids of an ordered draft head).
+    Linear,
+    /// Token embedding table, read by row.
+    Embedding,
+    /// Output projection over the vocabulary.
+    LmHead,
+    /// Scale or bias of a normalisation.
+    Norm,
+    /// Expert router: its matrix and its scales.
+    Router,
+    /// One expert's matrix.
+    Expert,
+    /// Anything else: biases, position tables, scalars, integer tables.
+    Other,
+}
+
+impl Tower {
+    /// Every tower with its name in recipes.
+    pub const NAMES: [(&'static str, Tower); 5] = [
+        ("text", Tower::Text),
+        ("vision", Tower::Vision),
+        ("audio", Tower::Audio),
+        ("projector", Tower::Projector),
+        ("draft", Tower::Draft),
+    ];
+}
+
+impl Class {
+    /// Every class with its name in recipes.
+    pub const NAMES: [(&'static str, Class); 7] = [
+        ("linear", Class::Linear),
+        ("embedding", Class::Embedding),
+        ("lm_head", Class::LmHead),
+        ("norm", Class::Norm),
+        ("router", Class::Router),
+        ("expert", Class::Expert),
+        ("other", Class::Other),
+    ];
+}
+
+impl fmt::Display for Tower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(Tower::NAMES.iter().find(|(_, t)| t == self).map_or("", |(n, _)| n))
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(Class::NAMES.iter().find(|(_, c)| c == self).map_or("", |(n, _)| n))
+    }
+}
+
+/// One checkpoint tensor, or one index of its first dimension, that a logical weight is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Name in the checkpoint.
+    pub tensor: String,
+    /// Index along dimension 0 when the tensor stacks several weights (experts); `None` takes it whole.
+    pub index: Option<u64>,
+}
+
+/// A weight as the artifact names it.
+///
+/// Its rows are the rows of its parts, one part after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Weight {
+    /// Logical name, e.g. `blk.7.ffn_down.weight`.
+    pub name: String,
+    /// Part of the model.
+    pub tower: Tower,
+    /// Kind, for rules.
+    pub class: Class,
+    /// Layer, or -1 at model level. Towers other than text count at model level, so that layers stay the decoder's.
+    pub layer: i32,
+    /// Expert, or -1.
+    pub expert: i32,
+    /// Position of the weight within its expert, 0 elsewhere.
+    pub slot: i32,
+    /// Element type of every part.
+    pub dtype: DType,
+    /// Logical shape; a scalar of the checkpoint reads as `[1]`.
+    pub shape: Shape,
+    /// What it is made of, at least one part.
+    pub parts: Vec<Part>,
+    /// Logical name of the weight whose values this one repeats (a head tied to the embedding): stored only when its
+    /// encoding differs.
+    pub tied_to: Option<String>,
+    /// Weights that an engine reads together (q, k, v; gate, up) carry the same set name, e.g. `blk.7.attn_qkv`; an
+    /// encoding with a per-tensor scale shares it over the set.
+    pub fused_set: Option<String>,
+    /// Whether ±infinity is a legal value (clipping bounds).
+    pub may_be_infinite: bool,
+}
+
+/// Every logical weight of a checkpoint and every tensor that is deliberately left out.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct WeightTable {
+    /// The weights, in container order: layer (-1 first), expert, slot, name.
+    pub weights: Vec<Weight>,
+    /// Checkpoint tensors left out, with the reason.
+    pub unused: Vec<(String, String)>,
+}
+
+impl WeightTable {
+    /// Puts the weights into container order.
+    pub fn sort(&mut self) {
+        self.weights.sort_by(|a, b| {
+            (a.layer.max(-1), a.expert, a.slot, &a.name).cmp(&(
+                b.layer.max(-1),
+                b.expert,
+                b.slot,
+                &b.name,
+            ))
+        });
+        self.unused.sort();
+    }
+
+    /// The weight of that logical name.
+    pub fn get(&self, name: &str) -> Option<&Weight> {
+        self.weights.iter().find(|w| w.name == name)
+    }
+}
