@@ -181,7 +181,7 @@ impl Method {
                 }
             }
         }
-        options.sort();
+        options.sort_by(|a, b| a.split('=').next().cmp(&b.split('=').next()));
         options.join(",")
     }
 }

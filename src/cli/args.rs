@@ -1,0 +1,191 @@
+//! The command line as typed. Resolution and defaults live with the subcommands.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+
+/// Turn a Hugging Face checkpoint and a recipe into one self-describing, byte-reproducible .rad file.
+#[derive(Debug, Parser)]
+#[command(name = "radpack", version, max_term_width = 100, propagate_version = true)]
+#[command(after_help = "Exit codes: 0 done · 1 failed (I/O, internal) · 2 usage or recipe error · \
+3 refused: model, recipe and target do not fit · 4 validation found a fault")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Quantize a checkpoint by a recipe and write one .rad file.
+    Convert(Convert),
+    /// Check a .rad file: structure, digests, manifest, encodings; with a source, every weight.
+    Validate(Validate),
+    /// Show what a .rad file holds.
+    Inspect(Inspect),
+    /// Write one entry of a .rad file to disk: a side file's bytes, or a weight's values as f32.
+    Extract(Extract),
+    /// List, show and check recipes.
+    Recipes(Recipes),
+    /// Print a completion script for a shell.
+    Completions(Completions),
+}
+
+/// Switches every subcommand takes.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+    /// Worker threads; 0 means one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
+    /// Code path of the quantization kernels; every one gives the same bytes.
+    #[arg(long, value_enum, default_value_t = KernelChoice::Auto, hide = true)]
+    pub kernel: KernelChoice,
+}
+
+/// Code path of the quantization kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KernelChoice {
+    /// The fastest this CPU has.
+    Auto,
+    /// The reference.
+    Scalar,
+    /// AVX2.
+    Avx2,
+    /// AVX-512.
+    Avx512,
+}
+
+impl KernelChoice {
+    /// The kernel's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            KernelChoice::Auto => "auto",
+            KernelChoice::Scalar => "scalar",
+            KernelChoice::Avx2 => "avx2",
+            KernelChoice::Avx512 => "avx512",
+        }
+    }
+}
+
+/// `radpack convert`
+#[derive(Debug, Args)]
+pub struct Convert {
+    /// Folder, .safetensors file, index file, or hub id (org/name[@revision]).
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub source: String,
+    /// The file to write.
+    #[arg(short, long, value_name = "OUT.rad", value_hint = ValueHint::FilePath)]
+    #[arg(required_unless_present = "dry_run")]
+    pub output: Option<PathBuf>,
+    /// A built-in recipe's name or a recipe file [default: int8-g128].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub recipe: Option<String>,
+    /// Overwrite one recipe value, e.g. --set whole_groups=true.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Plan and print; write nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Convert an architecture radpack has no family for: encodings by tensor name and class, no graphs.
+    #[arg(long)]
+    pub weights_only: bool,
+    /// Accept a source folder without a tokenizer.
+    #[arg(long)]
+    pub no_tokenizer: bool,
+    /// How many of the worst weights to report.
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub report: usize,
+    /// Common switches.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// `radpack validate`
+#[derive(Debug, Args)]
+pub struct Validate {
+    /// The file to check.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Derive every weight again from this source under the stored recipe, and compare.
+    #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
+    pub against: Option<String>,
+    /// Common switches.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// `radpack inspect`
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// The file to read.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Every weight: shape, encoding, bytes, relative error, what it was made of.
+    #[arg(long, group = "view")]
+    pub weights: bool,
+    /// The side files.
+    #[arg(long, group = "view")]
+    pub files: bool,
+    /// The resolved recipe.
+    #[arg(long, group = "view")]
+    pub recipe: bool,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `radpack extract`
+#[derive(Debug, Args)]
+pub struct Extract {
+    /// The file to read.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// A side file's path (tokenizer.json), an entry's name (radpack/manifest.json), or a weight's name.
+    pub name: String,
+    /// Where to write; - for standard output [default: the last part of NAME].
+    #[arg(short, long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// The weight's planes as stored, one after the other, instead of decoded f32 values.
+    #[arg(long)]
+    pub raw: bool,
+}
+
+/// `radpack recipes`
+#[derive(Debug, Args)]
+pub struct Recipes {
+    /// What to do with recipes [default: list].
+    #[command(subcommand)]
+    pub action: Option<RecipesAction>,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// `radpack recipes …`
+#[derive(Debug, Subcommand)]
+pub enum RecipesAction {
+    /// The built-in recipes.
+    List,
+    /// One recipe, fully resolved.
+    Show {
+        /// A built-in recipe's name or a recipe file.
+        recipe: String,
+    },
+    /// Check recipe files and report every problem with its place.
+    Check {
+        /// Recipe files or built-in names.
+        #[arg(required = true)]
+        recipes: Vec<String>,
+    },
+}
+
+/// `radpack completions`
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell.
+    pub shell: clap_complete::Shell,
+}
