@@ -1,2 +1,7 @@
-//! radpack
-fn main() {}
+//! The `radpack` command.
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::run()
+}

@@ -1,0 +1,368 @@
+//! `radpack convert`
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use radpack::artifact::{WeightError, digests};
+use radpack::diag::{Failure, FailureKind, Result, count, size};
+use radpack::model::ModelSpec;
+use radpack::pipeline::{self, ConvertOptions, Plan, Request};
+use radpack::recipe::{Assigned, Use};
+
+use super::args::Convert;
+use super::documents::{
+    ConvertDocument, ProblemDocument, RuleDocument, TailDocument, UseDocument, WeightDocument,
+};
+use super::output::Output;
+use super::progress::Bars;
+use super::request;
+use super::table::{Align, table};
+
+/// Plans, and unless it is a dry run, writes.
+pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
+    request::kernel(args.common.kernel)?;
+    let plan = plan(args).map_err(nothing_written)?;
+    output.warnings(&plan.warnings);
+    if args.dry_run {
+        dry_run(args, &plan, output)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(out) = &args.output else {
+        return Err(Failure::plain(FailureKind::Usage, "an output is needed: -o OUT.rad"));
+    };
+    let bars = Bars::new(
+        plan.checkpoint.files().iter().map(|f| f.bytes).sum(),
+        plan.assignment.total.source_bytes,
+    );
+    let started = Instant::now();
+    let options = ConvertOptions {
+        threads: request::threads(&args.common),
+        progress: &bars,
+        cancelled: request::stop_on_signals(),
+    };
+    let converted = pipeline::convert(&plan, out, options);
+    bars.finish();
+    let converted = converted?;
+
+    if output.json() {
+        let errors = relative_errors(&converted.errors);
+        let mut document = document(&plan, false, Some(out), &errors);
+        document.digest = Some(digests::hex(&converted.digest));
+        output.document(&document)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    let speed = plan.assignment.total.source_bytes as f64 / 1e9 / seconds.max(1e-9);
+    let mut text = format!(
+        "wrote     {}   {} in {seconds:.1} s ({speed:.2} GB/s of weights)\n",
+        out.display(),
+        size(converted.file_bytes),
+    );
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "digest    sha256:{}", digests::hex(&converted.digest));
+    text.push_str(&worst(&converted.errors, args.report));
+    let _ = writeln!(
+        text,
+        "next      radpack validate {0} · radpack inspect {0} --weights",
+        out.display()
+    );
+    output.text(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn plan(args: &Convert) -> Result<Plan> {
+    let recipe = request::recipe(args.recipe.as_deref(), &args.sets)?;
+    let checkpoint = request::source(&args.source)?;
+    let request =
+        Request { weights_only: args.weights_only, tokenizer_required: !args.no_tokenizer };
+    pipeline::plan(checkpoint, recipe, request)
+}
+
+fn nothing_written(mut failure: Failure) -> Failure {
+    failure
+        .closing
+        .get_or_insert_with(|| "nothing was read beyond the headers, nothing was written".into());
+    failure
+}
+
+fn relative_errors(errors: &[WeightError]) -> BTreeMap<&str, f64> {
+    errors.iter().filter_map(|e| Some((e.weight.as_str(), e.relative()?))).collect()
+}
+
+/// The worst weights and the mean, by relative error.
+fn worst(errors: &[WeightError], show: usize) -> String {
+    let mut known: Vec<(f64, &str)> =
+        errors.iter().filter_map(|e| Some((e.relative()?, e.weight.as_str()))).collect();
+    if known.is_empty() {
+        return String::new();
+    }
+    let mean = known.iter().map(|(e, _)| e).sum::<f64>() / known.len() as f64;
+    known.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    let mut text = String::new();
+    for (i, (error, name)) in known.iter().take(show).enumerate() {
+        let _ = match i {
+            0 => writeln!(text, "worst     {name}  relative error {error:.4} (mean {mean:.4})"),
+            _ => writeln!(text, "          {name}  {error:.4}"),
+        };
+    }
+    text
+}
+
+fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
+    if output.json() {
+        let document = document(plan, true, args.output.as_deref(), &BTreeMap::new());
+        return output.document(&document);
+    }
+    let mut text = String::new();
+    let _ = writeln!(text, "model     {}", describe_model(plan));
+    let digest = plan.recipe.digest();
+    let name = if plan.recipe.name.is_empty() { "unnamed" } else { &plan.recipe.name };
+    let _ = writeln!(text, "recipe    {name} (sha256 {}…) · rounding rad\n", &digest[..8]);
+    text.push_str(&rules(plan));
+    text.push('\n');
+    for tail in &plan.assignment.tails {
+        let _ = writeln!(
+            text,
+            "tails     {} weights of {} columns: the last group of {} has {} columns",
+            count(tail.weights),
+            count(tail.cols),
+            tail.group,
+            tail.tail
+        );
+    }
+    for (tensor, reason) in plan.table.unused.iter().take(10) {
+        let _ = writeln!(text, "unused    {tensor}: {reason}");
+    }
+    if plan.table.unused.len() > 10 {
+        let _ = writeln!(text, "          and {} more", plan.table.unused.len() - 10);
+    }
+    let out = args.output.clone().unwrap_or_else(|| default_output(plan));
+    let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let free = pipeline::free_bytes(folder).map_or(String::new(), |f| format!(" (free there: {})", size(f)));
+    let _ = writeln!(
+        text,
+        "writes    {}, {}{free}\nnothing was written",
+        out.display(),
+        size(plan.layout.file_bytes())
+    );
+    text.push('\n');
+    text.push_str(&weights(plan));
+    output.text(&text)
+}
+
+/// `NAME-RECIPE.rad` in lower case, as a suggestion.
+fn default_output(plan: &Plan) -> PathBuf {
+    let recipe = plan.recipe.name.rsplit('/').next().unwrap_or_default();
+    let name = format!("{}-{recipe}.rad", plan.checkpoint.display_name()).to_lowercase();
+    PathBuf::from(name.rsplit('/').next().unwrap_or("out.rad"))
+}
+
+fn describe_model(plan: &Plan) -> String {
+    let tensors = plan.checkpoint.tensors().len() as u64;
+    let unused = plan.table.unused.len() as u64;
+    let claimed = match unused {
+        0 => "all claimed".to_owned(),
+        n => format!("{} claimed, {} unused", count(tensors - n.min(tensors)), count(n)),
+    };
+    let layers = plan.spec.as_ref().map_or("weights only".to_owned(), describe_layers);
+    format!(
+        "{} · {layers} · {} parameters · {} tensors, {claimed}",
+        plan.checkpoint.display_name(),
+        parameters(plan.assignment.total.elements),
+        count(tensors)
+    )
+}
+
+fn describe_layers(spec: &ModelSpec) -> String {
+    let layers = &spec.text.layers;
+    let windows: Vec<u64> = layers.iter().filter_map(|l| l.attention.window()).collect();
+    match windows.first() {
+        Some(window) => format!(
+            "{} · {} layers ({} window {window}, {} full)",
+            spec.family,
+            layers.len(),
+            windows.len(),
+            layers.len() - windows.len()
+        ),
+        None => format!("{} · {} layers", spec.family, layers.len()),
+    }
+}
+
+/// `31.3 B`, `135 M`.
+fn parameters(n: u64) -> String {
+    match n {
+        n if n >= 1_000_000_000 => format!("{:.1} B", n as f64 / 1e9),
+        n if n >= 1_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        n => count(n),
+    }
+}
+
+fn rules(plan: &Plan) -> String {
+    let assignment = &plan.assignment;
+    let row = |number: &str, what: String, u: &Use, encoding: String| {
+        vec![
+            number.to_owned(),
+            what,
+            count(u.weights),
+            size(u.source_bytes),
+            size(u.stored_bytes),
+            format!("{:.2}", u.bits_per_weight()),
+            encoding,
+        ]
+    };
+    let mut rows: Vec<Vec<String>> = plan
+        .recipe
+        .rules
+        .iter()
+        .zip(&assignment.rules)
+        .enumerate()
+        .map(|(i, (rule, used))| {
+            row(&format!("{}", i + 1), rule.selects(), &used.stored, rule.encoding.name())
+        })
+        .collect();
+    let kept: Vec<&str> = assignment.kept_dtypes.iter().map(|d| d.name()).collect();
+    rows.push(row("–", "kept as in the checkpoint".into(), &assignment.kept, kept.join(" ")));
+    rows.push(row("", "total".into(), &assignment.total, String::new()));
+    use Align::{Left, Right};
+    table(
+        &["", "rule", "weights", "source", "stored", "bits/weight", "encoding"],
+        &[Right, Left, Right, Right, Right, Right, Left],
+        &rows,
+    )
+}
+
+/// Every weight with the rule that decided it.
+fn weights(plan: &Plan) -> String {
+    let rows: Vec<Vec<String>> = plan
+        .assignment
+        .weights
+        .iter()
+        .filter_map(|a| Some((a, plan.table.weights.get(a.weight)?)))
+        .map(|(a, w)| {
+            let bytes = if a.stored() { size(stored_bytes(a, w)) } else { "not stored".into() };
+            vec![
+                w.name.clone(),
+                w.shape.to_string(),
+                a.encoding_name.to_string(),
+                bytes,
+                a.rule.map_or("–".into(), |r| format!("{}", r + 1)),
+                from(w).join(" + "),
+            ]
+        })
+        .collect();
+    use Align::{Left, Right};
+    table(
+        &["weight", "shape", "encoding", "bytes", "rule", "from"],
+        &[Left, Left, Left, Right, Right, Left],
+        &rows,
+    )
+}
+
+fn stored_bytes(assigned: &Assigned, weight: &radpack::model::Weight) -> u64 {
+    assigned.encoding.bytes(&weight.shape).unwrap_or(0)
+}
+
+fn from(weight: &radpack::model::Weight) -> Vec<String> {
+    weight
+        .parts
+        .iter()
+        .map(|p| match p.index {
+            Some(i) => format!("{}[{i}]", p.tensor),
+            None => p.tensor.clone(),
+        })
+        .collect()
+}
+
+fn sums(u: &Use) -> UseDocument {
+    UseDocument {
+        weights: u.weights,
+        parameters: u.elements,
+        source_bytes: u.source_bytes,
+        stored_bytes: u.stored_bytes,
+        bits_per_weight: u.bits_per_weight(),
+    }
+}
+
+fn document(
+    plan: &Plan,
+    dry_run: bool,
+    out: Option<&Path>,
+    errors: &BTreeMap<&str, f64>,
+) -> ConvertDocument {
+    let assignment = &plan.assignment;
+    let rules = plan.recipe.rules.iter().zip(&assignment.rules).map(|(rule, used)| RuleDocument {
+        selects: rule.selects(),
+        encoding: rule.encoding.name(),
+        hits: used.hits,
+        stored: sums(&used.stored),
+    });
+    let short = assignment.tails.iter().map(|t| TailDocument {
+        cols: t.cols,
+        group: t.group,
+        tail: t.tail,
+        weights: t.weights,
+    });
+    let weights = assignment
+        .weights
+        .iter()
+        .filter_map(|a| Some((a, plan.table.weights.get(a.weight)?)))
+        .map(|(a, w)| WeightDocument {
+            name: w.name.clone(),
+            from: from(w),
+            tower: w.tower.to_string(),
+            class: w.class.to_string(),
+            shape: w.shape.extents().to_vec(),
+            encoding: a.encoding_name.to_string(),
+            rule: a.rule.map(|r| r + 1),
+            stored: a.stored(),
+            bytes: if a.stored() { stored_bytes(a, w) } else { 0 },
+            relative_error: errors.get(w.name.as_str()).copied(),
+        });
+    ConvertDocument {
+        schema: "radpack.convert",
+        dry_run,
+        output: out.map(|o| o.display().to_string()),
+        file_bytes: plan.layout.file_bytes(),
+        digest: None,
+        recipe: plan.recipe.name.clone(),
+        recipe_sha256: plan.recipe.digest(),
+        family: plan.spec.as_ref().map(|s| s.family.to_owned()),
+        totals: sums(&assignment.total),
+        rules: rules.collect(),
+        kept: sums(&assignment.kept),
+        short_groups: short.collect(),
+        weights: weights.collect(),
+        unused: plan.table.unused.iter().cloned().collect(),
+        warnings: plan.warnings.iter().map(ProblemDocument::of).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_weights_come_first_with_the_mean_over_all() {
+        let error = |weight: &str, squared_error: f64| WeightError {
+            weight: weight.into(),
+            squared_error,
+            squared: 100.0,
+        };
+        let text = worst(&[error("a", 1.0), error("b", 4.0), error("c", 1.0)], 2);
+        assert_eq!(
+            text,
+            "worst     b  relative error 0.2000 (mean 0.1333)\n          a  0.1000\n"
+        );
+        assert_eq!(worst(&[], 5), "");
+    }
+
+    #[test]
+    fn parameter_counts_read_as_people_say_them() {
+        assert_eq!(parameters(31_273_088_000), "31.3 B");
+        assert_eq!(parameters(134_515_008), "134.5 M");
+        assert_eq!(parameters(12_345), "12,345");
+    }
+}

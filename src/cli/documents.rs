@@ -1,0 +1,311 @@
+//! The JSON documents that `--json` prints. `schemas/` holds their schemas; a test keeps them current.
+
+use std::collections::BTreeMap;
+
+use radpack::diag::{Diagnostic, Failure, FailureKind};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// A failed run.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FailureDocument {
+    /// `radpack.failure`
+    pub schema: &'static str,
+    /// Exit code of the process.
+    pub exit_code: u8,
+    /// `failed`, `usage`, `refused` or `invalid`.
+    #[schemars(with = "String")]
+    pub kind: FailureKind,
+    /// One sentence over all problems.
+    pub headline: String,
+    /// Every problem.
+    pub problems: Vec<ProblemDocument>,
+}
+
+/// One problem.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ProblemDocument {
+    /// Part of the work that found it.
+    pub area: String,
+    /// The rule and the numbers.
+    pub message: String,
+    /// What would work.
+    pub help: Vec<String>,
+    /// Where in a file.
+    pub place: Option<PlaceDocument>,
+}
+
+/// A place in a text file.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PlaceDocument {
+    /// Name of the file.
+    pub file: String,
+    /// First byte.
+    pub start: usize,
+    /// One past the last byte.
+    pub end: usize,
+    /// Line of the first byte, from 1.
+    pub line: usize,
+}
+
+impl FailureDocument {
+    /// The document of a failure.
+    pub fn of(failure: &Failure) -> FailureDocument {
+        FailureDocument {
+            schema: "radpack.failure",
+            exit_code: failure.kind.exit_code(),
+            kind: failure.kind,
+            headline: failure.headline.clone(),
+            problems: failure.problems.iter().map(ProblemDocument::of).collect(),
+        }
+    }
+}
+
+impl ProblemDocument {
+    /// The document of a problem.
+    pub fn of(problem: &Diagnostic) -> ProblemDocument {
+        let place = problem.label.as_ref().map(|label| PlaceDocument {
+            file: label.source.name.clone(),
+            start: label.span.start,
+            end: label.span.end,
+            line: 1 + label
+                .source
+                .text
+                .bytes()
+                .take(label.span.start)
+                .filter(|b| *b == b'\n')
+                .count(),
+        });
+        ProblemDocument {
+            area: problem.area.to_owned(),
+            message: problem.message.clone(),
+            help: problem.help.clone(),
+            place,
+        }
+    }
+}
+
+/// `radpack convert`, planned or done.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ConvertDocument {
+    /// `radpack.convert`
+    pub schema: &'static str,
+    /// Whether nothing was written because `--dry-run` was given.
+    pub dry_run: bool,
+    /// The file; absent in a dry run without `-o`.
+    pub output: Option<String>,
+    /// Size of the file.
+    pub file_bytes: u64,
+    /// Root digest; absent in a dry run.
+    pub digest: Option<String>,
+    /// Name of the recipe.
+    pub recipe: String,
+    /// Digest of the resolved recipe.
+    pub recipe_sha256: String,
+    /// Family, absent for a weights-only conversion.
+    pub family: Option<String>,
+    /// Stored weights, their elements and bytes.
+    pub totals: UseDocument,
+    /// What every rule decided, in the recipe's order.
+    pub rules: Vec<RuleDocument>,
+    /// Weights that no rule selects.
+    pub kept: UseDocument,
+    /// Rows that end in a short group.
+    pub short_groups: Vec<TailDocument>,
+    /// Every logical weight with what decided it.
+    pub weights: Vec<WeightDocument>,
+    /// Tensors that are left out, with the reason.
+    pub unused: BTreeMap<String, String>,
+    /// What looks odd and stops nothing.
+    pub warnings: Vec<ProblemDocument>,
+}
+
+/// Sums over weights.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct UseDocument {
+    /// Stored weights.
+    pub weights: u64,
+    /// Their elements.
+    pub parameters: u64,
+    /// Bytes in the checkpoint.
+    pub source_bytes: u64,
+    /// Bytes of their planes.
+    pub stored_bytes: u64,
+    /// Stored bits per weight.
+    pub bits_per_weight: f64,
+}
+
+/// One rule.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RuleDocument {
+    /// What it selects, in words.
+    pub selects: String,
+    /// The encoding it gives.
+    pub encoding: String,
+    /// Weights it decided.
+    pub hits: u64,
+    /// The stored ones among them.
+    pub stored: UseDocument,
+}
+
+/// Rows that end in a short group.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct TailDocument {
+    /// Columns of the weights.
+    pub cols: u64,
+    /// Columns of a group.
+    pub group: u64,
+    /// Columns of the last group.
+    pub tail: u64,
+    /// Weights of that kind.
+    pub weights: u64,
+}
+
+/// One weight.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct WeightDocument {
+    /// Logical name.
+    pub name: String,
+    /// Tensors it is made of; `NAME[i]` for one index of the first dimension.
+    pub from: Vec<String>,
+    /// Tower.
+    pub tower: String,
+    /// Class.
+    pub class: String,
+    /// Shape.
+    pub shape: Vec<u64>,
+    /// Name of its encoding.
+    pub encoding: String,
+    /// Number of the rule that decided it, from 1; absent when kept.
+    pub rule: Option<usize>,
+    /// Whether it has an entry of its own.
+    pub stored: bool,
+    /// Bytes of its planes.
+    pub bytes: u64,
+    /// Relative error (Frobenius); absent in a dry run, for kept weights and for weights of zeros.
+    pub relative_error: Option<f64>,
+}
+
+/// `radpack validate`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ValidateDocument {
+    /// `radpack.validate`
+    pub schema: &'static str,
+    /// The file.
+    pub file: String,
+    /// Whether nothing was found.
+    pub valid: bool,
+    /// Entries of the directory.
+    pub entries: usize,
+    /// Size of the file.
+    pub file_bytes: u64,
+    /// Root digest.
+    pub digest: Option<String>,
+    /// The source it was compared with.
+    pub against: Option<String>,
+    /// Weights that were derived again.
+    pub derived_weights: usize,
+    /// Every fault.
+    pub findings: Vec<ProblemDocument>,
+}
+
+/// `radpack inspect`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct InspectDocument {
+    /// `radpack.inspect`
+    pub schema: &'static str,
+    /// The file.
+    pub file: String,
+    /// Size of the file.
+    pub file_bytes: u64,
+    /// Architecture id of the container.
+    pub arch_id: String,
+    /// Name of the model.
+    pub model_name: String,
+    /// What wrote it.
+    pub created_by: String,
+    /// Root digest; absent for files that radpack did not write.
+    pub digest: Option<String>,
+    /// The resolved recipe.
+    pub recipe: String,
+    /// The manifest as stored; absent for files that radpack did not write.
+    pub manifest: Option<serde_json::Value>,
+    /// Metadata rows.
+    pub metadata: Vec<(String, serde_json::Value)>,
+    /// The directory.
+    pub entries: Vec<EntryDocument>,
+}
+
+/// One entry of a directory.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EntryDocument {
+    /// Name.
+    pub name: String,
+    /// Encoding as planes: `i8*bf16[1x128]`.
+    pub layout: String,
+    /// Shape.
+    pub shape: Vec<u64>,
+    /// Layer, negative at model level.
+    pub layer: i32,
+    /// Expert, negative for other weights.
+    pub expert: i32,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes of its planes.
+    pub bytes: u64,
+    /// Quantizer.
+    pub quantizer: String,
+    /// Options of the quantizer.
+    pub options: String,
+    /// Relative error (Frobenius).
+    pub relative_error: Option<f64>,
+}
+
+/// `radpack recipes list`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RecipesDocument {
+    /// `radpack.recipes`
+    pub schema: &'static str,
+    /// The built-in recipes, or the checked or shown ones.
+    pub recipes: Vec<RecipeDocument>,
+}
+
+/// One recipe.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RecipeDocument {
+    /// Name.
+    pub name: String,
+    /// What it is for.
+    pub about: String,
+    /// Digest of the resolved text.
+    pub sha256: String,
+    /// Rules.
+    pub rules: usize,
+    /// The resolved text.
+    pub toml: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check<T: JsonSchema>(name: &str) {
+        let schema = schemars::schema_for!(T);
+        let current = format!("{:#}\n", serde_json::json!(schema));
+        let path = format!("{}/schemas/{name}.schema.json", env!("CARGO_MANIFEST_DIR"));
+        if std::env::var_os("UPDATE_SCHEMAS").is_some() {
+            std::fs::write(&path, &current).expect("schemas/ is writable");
+        }
+        let committed = std::fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(committed, current, "{path} is not current: UPDATE_SCHEMAS=1 cargo test schemas");
+    }
+
+    #[test]
+    fn committed_schemas_describe_the_documents() {
+        check::<FailureDocument>("failure");
+        check::<ConvertDocument>("convert");
+        check::<ValidateDocument>("validate");
+        check::<InspectDocument>("inspect");
+        check::<RecipesDocument>("recipes");
+    }
+}

@@ -1,0 +1,61 @@
+//! The command line: typed arguments in, library calls, results on stdout, everything else on stderr.
+
+mod args;
+mod completions;
+mod convert;
+mod documents;
+mod extract;
+mod inspect;
+mod output;
+mod progress;
+mod recipes;
+mod request;
+mod table;
+mod validate;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use radpack::diag::Result;
+
+use args::{Cli, Command};
+use output::Output;
+
+/// Parses the command line, runs it, and returns the process's exit code.
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // clap prints help and version on stdout with code 0, usage errors on stderr with code 2. A closed pipe
+            // leaves nobody to tell.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    let output = Output::new(json_wanted(&cli.command));
+    match dispatch(&cli.command, &output) {
+        Ok(code) => code,
+        Err(failure) => output.failure(&failure),
+    }
+}
+
+fn json_wanted(command: &Command) -> bool {
+    match command {
+        Command::Convert(a) => a.common.json,
+        Command::Validate(a) => a.common.json,
+        Command::Inspect(a) => a.json,
+        Command::Recipes(a) => a.json,
+        Command::Extract(_) | Command::Completions(_) => false,
+    }
+}
+
+fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
+    match command {
+        Command::Convert(args) => convert::run(args, output),
+        Command::Validate(args) => validate::run(args, output),
+        Command::Inspect(args) => inspect::run(args, output),
+        Command::Extract(args) => extract::run(args, output),
+        Command::Recipes(args) => recipes::run(args, output),
+        Command::Completions(args) => completions::run(args, output),
+    }
+}

@@ -1,0 +1,58 @@
+//! What the arguments mean: sources, recipes, threads, kernels.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use radpack::checkpoint::{Checkpoint, OpenOptions};
+use radpack::diag::{Diagnostic, Failure, FailureKind, Result};
+use radpack::quantize::kernel;
+use radpack::recipe::{self, Recipe};
+
+use super::args::{Common, KernelChoice};
+
+/// Opens a source: folder, file, index or hub id.
+pub fn source(text: &str) -> Result<Checkpoint> {
+    Checkpoint::open(Path::new(text), &OpenOptions::default())
+}
+
+/// Loads a recipe by name or path and applies the overrides.
+pub fn recipe(name: Option<&str>, sets: &[String]) -> Result<Recipe> {
+    let mut recipe = recipe::load(name)?;
+    recipe.set_all(sets)?;
+    Ok(recipe)
+}
+
+/// Worker threads, at least one.
+pub fn threads(common: &Common) -> usize {
+    match common.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        n => n,
+    }
+}
+
+/// Selects the kernels for this process.
+pub fn kernel(choice: KernelChoice) -> Result<()> {
+    kernel::select(choice.name()).map_err(|error| {
+        let problem = Diagnostic::new("kernel", error.to_string()).help("--kernel auto");
+        Failure::one(FailureKind::Usage, "this machine cannot run the kernel", problem)
+    })
+}
+
+/// Set when the process was asked to stop.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Makes SIGINT and SIGTERM end the run cleanly: workers stop, the partial file goes, an older output stays.
+/// Returns the flag that they set.
+pub fn stop_on_signals() -> &'static AtomicBool {
+    extern "C" fn stop(signal: libc::c_int) {
+        STOP.store(true, Ordering::Relaxed);
+        // SAFETY: `signal` is async-signal-safe. A second signal ends the process at once, as people expect.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    let handler = stop as extern "C" fn(libc::c_int);
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler only stores to an atomic and calls `signal`, both async-signal-safe.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+    &STOP
+}

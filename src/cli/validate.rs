@@ -1,0 +1,124 @@
+//! `radpack validate`
+
+use std::process::ExitCode;
+
+use radpack::artifact::{self, Artifact, layout as names};
+use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
+use radpack::pipeline::{self, Comparison, ConvertOptions};
+use radpack::quantize;
+
+use super::args::Validate;
+use super::documents::{ProblemDocument, ValidateDocument};
+use super::inspect::{manifest, open};
+use super::output::Output;
+use super::progress::Bars;
+use super::request;
+
+/// Checks a file, alone and against a source.
+pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
+    request::kernel(args.common.kernel)?;
+    let threads = request::threads(&args.common);
+    let artifact = open(&args.file)?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .map_err(|e| Failure::plain(FailureKind::Failed, format!("cannot start threads: {e}")))?;
+    let mut findings = pool.install(|| {
+        let mut findings = artifact::verify(&artifact);
+        findings.extend(quantize::verify_decodes(artifact_planes(&artifact)));
+        findings
+    });
+    let mut compared = None;
+    if let Some(source) = &args.against
+        && findings.is_empty()
+    {
+        let comparison = against(args, source, &artifact, threads)?;
+        findings.extend(comparison.findings.iter().cloned());
+        compared = Some(comparison);
+    }
+    if output.json() {
+        output.document(&ValidateDocument {
+            schema: "radpack.validate",
+            file: args.file.display().to_string(),
+            valid: findings.is_empty(),
+            entries: artifact.len(),
+            file_bytes: artifact.file_bytes(),
+            digest: artifact.meta_text(names::DIGEST_KEY).map(|t| t.to_string()),
+            against: args.against.clone(),
+            derived_weights: compared.as_ref().map_or(0, |c| c.weights),
+            findings: findings.iter().map(ProblemDocument::of).collect(),
+        })?;
+        let code = if findings.is_empty() { 0 } else { FailureKind::Invalid.exit_code() };
+        return Ok(ExitCode::from(code));
+    }
+    if !findings.is_empty() {
+        let headline = format!("{} is not valid", args.file.display());
+        let closing = (args.against.is_some() && compared.is_none())
+            .then(|| "the source was not compared".to_owned());
+        return Err(Failure { kind: FailureKind::Invalid, headline, problems: findings, closing });
+    }
+    output.text(&report(&artifact, compared.as_ref())?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Weights whose values can be decoded, for the check that every one does.
+fn artifact_planes(
+    artifact: &Artifact,
+) -> impl Iterator<Item = quantize::StoredWeight<'_>> {
+    artifact
+        .entries()
+        .filter(|e| !e.name().to_string().starts_with(names::OWN_PREFIX))
+        .map(|e| quantize::StoredWeight {
+            name: e.name().to_string(),
+            encoding: e.encoding(),
+            shape: e.shape(),
+            planes: (0..e.encoding().planes.len()).map(|k| e.plane(k)).collect(),
+        })
+}
+
+fn against(
+    args: &Validate,
+    source: &str,
+    artifact: &Artifact,
+    threads: usize,
+) -> Result<Comparison> {
+    let Some(manifest) = manifest(artifact)? else {
+        let problem = Diagnostic::new("against", "the file has no manifest: its recipe is not known")
+            .help("only files that radpack wrote can be derived again");
+        return Err(Failure::one(FailureKind::Refused, "there is nothing to compare", problem));
+    };
+    let checkpoint = request::source(source)?;
+    let weights_only = manifest.model.family.is_none();
+    let plan = pipeline::plan_of(artifact, checkpoint, weights_only)?;
+    let bars = Bars::new(
+        plan.checkpoint.files().iter().map(|f| f.bytes).sum(),
+        plan.assignment.total.source_bytes,
+    );
+    let options =
+        ConvertOptions { threads, progress: &bars, cancelled: request::stop_on_signals() };
+    let comparison = pipeline::compare(&plan, artifact, &args.file, options);
+    bars.finish();
+    comparison
+}
+
+fn report(artifact: &Artifact, compared: Option<&Comparison>) -> Result<String> {
+    let mut parts = vec![
+        "container ok".to_owned(),
+        format!("{} entries", count(artifact.len() as u64)),
+    ];
+    if artifact.meta_text(names::DIGEST_KEY).is_some() {
+        parts.push(format!("digests ok ({})", size(artifact.file_bytes())));
+        parts.push("manifest ok".to_owned());
+    } else {
+        parts.push("no digests: this file was not written by radpack".to_owned());
+    }
+    parts.push("encodings decode".to_owned());
+    if let Some(compared) = compared {
+        parts.push(format!(
+            "{} weights equal the source under the recipe ({})",
+            count(compared.weights as u64),
+            size(compared.bytes)
+        ));
+    }
+    Ok(format!("{}\nvalid\n", parts.join(" · ")))
+}

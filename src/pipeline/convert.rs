@@ -1,0 +1,357 @@
+//! Executes a plan: hashes the source, streams the weights, seals the file.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::{Plan, Progress, disk};
+use crate::artifact::{WeightError, Writer, digests, errors, layout as names, manifest};
+use crate::checkpoint::{Checkpoint, FileDigest};
+use crate::diag::{Diagnostic, Failure, FailureKind, Result, size};
+use crate::model::Weight;
+use crate::quantize::{ErrorSum, ExecuteError, Job, NonFiniteJob, Sink, Workers, execute};
+use crate::recipe::Method;
+
+/// How to run a conversion.
+#[derive(Clone, Copy)]
+pub struct ConvertOptions<'a> {
+    /// Worker threads, at least one.
+    pub threads: usize,
+    /// Told how far the run is.
+    pub progress: &'a dyn Progress,
+    /// Set from a signal handler to stop soon.
+    pub cancelled: &'a AtomicBool,
+}
+
+/// What a conversion made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Converted {
+    /// The file.
+    pub path: PathBuf,
+    /// Its size.
+    pub file_bytes: u64,
+    /// Root digest, which covers every entry.
+    pub digest: [u8; 32],
+    /// Errors of the quantized weights, in directory order.
+    pub errors: Vec<WeightError>,
+}
+
+/// Writes the planned file to `out`.
+///
+/// # Errors
+/// Too little space, an output that is one of the inputs, non-finite weights (all of them), I/O. Then `out` is as it
+/// was.
+pub fn convert(plan: &Plan, out: &Path, options: ConvertOptions<'_>) -> Result<Converted> {
+    check_output(plan, out)?;
+    let writer = Writer::create(out, plan.layout.clone())?;
+    let work = Work::of(plan)?;
+    let sink = FileSink {
+        writer: &writer,
+        entries: &work.entries,
+        digests: Mutex::new(BTreeMap::new()),
+        progress: options.progress,
+    };
+    let (sums, hashes) = run(plan, &work, &sink, options)?;
+    let known = sink.digests.into_inner().unwrap_or_else(PoisonError::into_inner);
+
+    let errors = weight_errors(plan, &work, &sums);
+    write_side_files(plan, &writer, &hashes)?;
+    write_opaque(&writer, names::ERRORS_ENTRY, &errors::encode(&errors))?;
+    write_opaque(&writer, names::MANIFEST_ENTRY, &final_manifest(plan, &hashes).to_bytes())?;
+    let digest = digests::seal(&writer, &known)?;
+    let path = writer.finish()?;
+    Ok(Converted { path, file_bytes: plan.layout.file_bytes(), digest, errors })
+}
+
+/// The stored weights in container order, as work for the executor.
+pub(super) struct Work<'a> {
+    /// Index in the table.
+    pub weights: Vec<usize>,
+    /// Position in the directory.
+    pub entries: Vec<usize>,
+    /// What to encode.
+    pub jobs: Vec<Job<'a>>,
+}
+
+impl<'a> Work<'a> {
+    /// The work of a plan.
+    ///
+    /// # Errors
+    /// A weight that the checkpoint cannot assemble: a fault of the plan.
+    pub fn of(plan: &'a Plan) -> Result<Work<'a>> {
+        let mut work = Work { weights: Vec::new(), entries: Vec::new(), jobs: Vec::new() };
+        for (assigned, weight) in plan.assignment.stored(&plan.table) {
+            let source = plan.checkpoint.source(weight).map_err(|e| {
+                Failure::plain(FailureKind::Failed, format!("cannot read {}: {e}", weight.name))
+            })?;
+            let entry = plan.entries.get(&assigned.weight).copied().ok_or_else(|| {
+                let what = format!("the layout has no entry for {}", weight.name);
+                Failure::plain(FailureKind::Failed, what)
+            })?;
+            work.weights.push(assigned.weight);
+            work.entries.push(entry);
+            work.jobs.push(Job {
+                source,
+                method: &assigned.method,
+                share: assigned.share,
+                may_be_infinite: weight.may_be_infinite && *assigned.method == Method::Keep,
+            });
+        }
+        Ok(work)
+    }
+
+    /// The weight of a job.
+    pub fn weight(&self, plan: &'a Plan, job: usize) -> Option<&'a Weight> {
+        plan.table.weights.get(*self.weights.get(job)?)
+    }
+}
+
+/// Encodes every weight and, at the same time, hashes every source file.
+pub(super) fn run(
+    plan: &Plan,
+    work: &Work<'_>,
+    sink: &dyn Sink,
+    options: ConvertOptions<'_>,
+) -> Result<(Vec<ErrorSum>, Vec<FileDigest>)> {
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(options.threads)
+        .build()
+        .map_err(|e| Failure::plain(FailureKind::Failed, format!("cannot start threads: {e}")))?;
+    // Hashing stops on a signal, and also when encoding has failed already.
+    let abandon = AtomicBool::new(false);
+    let workers = Workers { threads: options.threads, cancelled: options.cancelled };
+    let (encoded, hashed) = std::thread::scope(|scope| {
+        let hashing = scope.spawn(|| {
+            let progress = |bytes| {
+                options.progress.hashed(bytes);
+                if options.cancelled.load(Ordering::Relaxed) {
+                    abandon.store(true, Ordering::Relaxed);
+                }
+            };
+            pool.install(|| plan.checkpoint.hash_files(&abandon, &progress))
+        });
+        let encoded = execute(&work.jobs, workers, sink);
+        if encoded.is_err() {
+            abandon.store(true, Ordering::Relaxed);
+        }
+        (encoded, hashing.join())
+    });
+    let sums = encoded.map_err(|error| explain(plan, work, error))?;
+    let hashes = hashed
+        .unwrap_or_else(|_| Err(Failure::plain(FailureKind::Failed, "hashing the source failed")))?;
+    Ok((sums, hashes))
+}
+
+/// Puts planes into the file and digests each weight when it is complete.
+struct FileSink<'a> {
+    writer: &'a Writer,
+    entries: &'a [usize],
+    digests: Mutex<BTreeMap<usize, [u8; 32]>>,
+    progress: &'a dyn Progress,
+}
+
+impl FileSink<'_> {
+    fn entry(&self, job: usize) -> io::Result<usize> {
+        self.entries.get(job).copied().ok_or_else(|| io::Error::other("no such weight"))
+    }
+}
+
+impl Sink for FileSink<'_> {
+    fn write(&self, job: usize, plane: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.writer.write(self.entry(job)?, plane, offset, bytes).map_err(io::Error::other)
+    }
+
+    fn complete(&self, job: usize) -> io::Result<()> {
+        let entry = self.entry(job)?;
+        // The bytes were written a moment ago: they are read back from memory.
+        let digest = digests::of_written(self.writer, entry).map_err(io::Error::other)?;
+        self.digests.lock().unwrap_or_else(PoisonError::into_inner).insert(entry, digest);
+        Ok(())
+    }
+
+    fn advance(&self, _job: usize, source_bytes: u64) {
+        self.progress.encoded(source_bytes);
+    }
+}
+
+fn check_output(plan: &Plan, out: &Path) -> Result<()> {
+    if let Some(input) = plan.checkpoint.holds(out) {
+        let problem = Diagnostic::new(
+            "output",
+            format!("{} is the source's own {input}", out.display()),
+        )
+        .help("name another output file");
+        return Err(Failure::one(FailureKind::Usage, "the output would replace its source", problem));
+    }
+    let folder = match out.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        let problem = Diagnostic::new(
+            "output",
+            format!("the folder {} does not exist", folder.display()),
+        )
+        .help(format!("mkdir -p {}", folder.display()));
+        return Err(Failure::one(FailureKind::Usage, "there is no place for the output", problem));
+    }
+    let need = plan.layout.file_bytes();
+    match disk::free_bytes(folder) {
+        Some(free) if free < need => {
+            let problem = Diagnostic::new(
+                "output",
+                format!(
+                    "{} needs {} ({need} bytes), {} has {} free ({free} bytes)",
+                    out.display(),
+                    size(need),
+                    folder.display(),
+                    size(free)
+                ),
+            )
+            .help("free space there, or write to another file system");
+            Err(Failure::one(FailureKind::Failed, "the disk is too full for the output", problem))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Errors of the quantized weights, in directory order.
+pub(super) fn weight_errors(plan: &Plan, work: &Work<'_>, sums: &[ErrorSum]) -> Vec<WeightError> {
+    let quantized = |(job, sum): (usize, &ErrorSum)| {
+        if *work.jobs.get(job)?.method == Method::Keep {
+            return None;
+        }
+        Some(WeightError {
+            weight: work.weight(plan, job)?.name.clone(),
+            squared_error: sum.squared_error,
+            squared: sum.squared,
+        })
+    };
+    sums.iter().enumerate().filter_map(quantized).collect()
+}
+
+fn write_opaque(writer: &Writer, name: &str, bytes: &[u8]) -> Result<()> {
+    let entry = writer.layout().entry(name).ok_or_else(|| {
+        Failure::plain(FailureKind::Failed, format!("the layout has no entry {name}"))
+    })?;
+    writer.write(entry, 0, 0, bytes)
+}
+
+fn write_side_files(plan: &Plan, writer: &Writer, hashes: &[FileDigest]) -> Result<()> {
+    for file in plan.checkpoint.side_files() {
+        let bytes = plan.checkpoint.read_side_file(file)?;
+        let hashed = hashes.iter().find(|h| h.path == file.path).map(|h| h.sha256);
+        if hashed.is_some_and(|h| h != digests::sha256([bytes.as_slice()])) {
+            let what = format!("{} changed while it was read", file.path);
+            return Err(Failure::plain(FailureKind::Failed, what));
+        }
+        if !bytes.is_empty() {
+            write_opaque(writer, &format!("{}{}", names::FILE_PREFIX, file.path), &bytes)?;
+        }
+    }
+    Ok(())
+}
+
+/// The planned manifest with the digests of the files.
+pub(super) fn final_manifest(plan: &Plan, hashes: &[FileDigest]) -> manifest::Manifest {
+    let by_path: BTreeMap<&str, [u8; 32]> =
+        hashes.iter().map(|h| (h.path.as_str(), h.sha256)).collect();
+    let mut out = plan.manifest.clone();
+    let source = out.source.files.iter_mut().map(|f| (&f.path, &mut f.sha256));
+    let side = out.files.iter_mut().map(|f| (&f.path, &mut f.sha256));
+    for (path, digest) in source.chain(side) {
+        if let Some(found) = by_path.get(path.as_str()) {
+            *digest = manifest::Sha256Hex(*found);
+        }
+    }
+    out
+}
+
+/// Says what stopped the encoding in the words of the checkpoint.
+fn explain(plan: &Plan, work: &Work<'_>, error: ExecuteError) -> Failure {
+    let name = |job| work.weight(plan, job).map_or(String::new(), |w| w.name.clone());
+    match error {
+        ExecuteError::Cancelled => {
+            let mut failure = Failure::plain(FailureKind::Failed, "stopped by a signal");
+            failure.closing = Some("nothing was written".to_owned());
+            failure
+        }
+        ExecuteError::Io { job, doing, error } => {
+            // The writer's own failures already say everything; a wrapped one is taken out again.
+            match error.get_ref().and_then(|e| e.downcast_ref::<Failure>()) {
+                Some(failure) => failure.clone(),
+                None => Failure::plain(
+                    FailureKind::Failed,
+                    format!("cannot {doing} {}: {error}", name(job)),
+                ),
+            }
+        }
+        ExecuteError::Method { job, reason } => {
+            Failure::plain(FailureKind::Failed, format!("cannot encode {}: {reason}", name(job)))
+        }
+        ExecuteError::NonFinite(found) => {
+            let problems = found
+                .iter()
+                .filter_map(|at| Some(non_finite(&plan.checkpoint, work.weight(plan, at.job)?, at)))
+                .collect();
+            Failure {
+                kind: FailureKind::Refused,
+                headline: "the source holds weights that are not finite".to_owned(),
+                problems,
+                closing: Some("nothing was written".to_owned()),
+            }
+        }
+    }
+}
+
+/// One weight's non-finite values, placed in the checkpoint's tensor.
+fn non_finite(checkpoint: &Checkpoint, weight: &Weight, at: &NonFiniteJob) -> Diagnostic {
+    let mut rest = at.first;
+    let mut place = format!("element {rest} of {}", weight.name);
+    for part in &weight.parts {
+        let Some(info) = checkpoint.tensors().get(&part.tensor) else { break };
+        let all = info.shape.elements().unwrap_or(0);
+        let each = match part.index {
+            Some(_) => all / info.shape.extents().first().copied().unwrap_or(1).max(1),
+            None => all,
+        };
+        if rest < each {
+            let element = part.index.unwrap_or(0) * each + rest;
+            place = format!("{} of {}", index_of(element, info.shape.extents()), part.tensor);
+            break;
+        }
+        rest -= each;
+    }
+    let values = if at.count == 1 { "1 value is" } else { &format!("{} values are", at.count) };
+    Diagnostic::new(
+        "weights",
+        format!("{}: {values} NaN or infinite, the first at {place}", weight.name),
+    )
+    .help("repair the checkpoint; a quantized NaN would poison every result")
+}
+
+/// Row-major element number as an index: `[17, 5]`.
+fn index_of(mut element: u64, extents: &[u64]) -> String {
+    let mut index = vec![0; extents.len()];
+    for (i, &extent) in extents.iter().enumerate().rev() {
+        let extent = extent.max(1);
+        index[i] = element % extent;
+        element /= extent;
+    }
+    let body: Vec<String> = index.iter().map(u64::to_string).collect();
+    format!("[{}]", body.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn element_numbers_read_as_indices() {
+        assert_eq!(index_of(0, &[]), "[]");
+        assert_eq!(index_of(23, &[4, 6]), "[3, 5]");
+        assert_eq!(index_of(7, &[2, 2, 2]), "[1, 1, 1]");
+    }
+}

@@ -1,0 +1,31 @@
+//! The calls in order: a source and a recipe become a [`Plan`]; a plan becomes a file, or is compared with one.
+//!
+//! ```text
+//! Checkpoint::open ─┐
+//! Recipe::parse ────┴─ plan ─┬─ convert ─ OUT.rad
+//!                            └─ compare ─ findings
+//! ```
+
+mod compare;
+mod convert;
+mod disk;
+mod plan;
+
+pub use compare::{Comparison, compare, plan_of};
+pub use convert::{Converted, ConvertOptions, convert};
+pub use disk::free_bytes;
+pub use plan::{Plan, Request, plan};
+
+/// Told how far a run is. Calls come from several threads.
+pub trait Progress: Sync {
+    /// Bytes of source files that were just hashed.
+    fn hashed(&self, _bytes: u64) {}
+    /// Bytes of source tensors that were just encoded.
+    fn encoded(&self, _source_bytes: u64) {}
+}
+
+/// A run that nobody watches.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unwatched;
+
+impl Progress for Unwatched {}

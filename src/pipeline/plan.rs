@@ -1,0 +1,401 @@
+//! Everything that fixes the output before any weight data is read.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::artifact::{
+    self, Contents, EntrySpec, Layout, Manifest, digests, errors, layout as names, manifest,
+    metadata,
+};
+use crate::checkpoint::Checkpoint;
+use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
+use crate::model::{self, ModelSpec, Weight, WeightTable};
+use crate::recipe::{Assigned, Assignment, Fate, Method, Recipe};
+use crate::tensor::Shape;
+
+/// Longest row that a quantizer is given: encoders hold whole rows in memory, kept weights are not bound by it.
+const MAX_ROW_BYTES: u64 = 64 << 20;
+
+/// What to plan.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Convert without a family: encodings by name and class.
+    pub weights_only: bool,
+    /// Whether a source without a tokenizer is refused.
+    pub tokenizer_required: bool,
+}
+
+/// Every noun up to the layout of the file: it can be printed, executed, or compared with a file.
+#[derive(Debug)]
+pub struct Plan {
+    /// The source.
+    pub checkpoint: Checkpoint,
+    /// The recipe with all overrides.
+    pub recipe: Recipe,
+    /// What the model is; none for a weights-only conversion.
+    pub spec: Option<ModelSpec>,
+    /// Logical weights and unused tensors.
+    pub table: WeightTable,
+    /// One decision for every weight.
+    pub assignment: Assignment,
+    /// The manifest, digests still zero.
+    pub manifest: Manifest,
+    /// Where everything will lie.
+    pub layout: Layout,
+    /// Directory position of every stored weight, by index in the table.
+    pub entries: BTreeMap<usize, usize>,
+    /// What looks odd and stops nothing.
+    pub warnings: Vec<Diagnostic>,
+}
+
+/// Plans a conversion.
+///
+/// # Errors
+/// Every reason why the source, the recipe and the container do not fit, found without reading weight data.
+pub fn plan(checkpoint: Checkpoint, recipe: Recipe, request: Request) -> Result<Plan> {
+    checkpoint.refuse_quantized()?;
+    let (spec, table) = understand(&checkpoint, request.weights_only)?;
+    let (assignment, mut warnings) = decide(&checkpoint, &recipe, &table, request)?;
+    warnings.extend(assignment.warnings.iter().cloned());
+    let contents = Parts {
+        checkpoint: &checkpoint,
+        recipe: &recipe,
+        spec: spec.as_ref(),
+        table: &table,
+        assignment: &assignment,
+    };
+    let manifest = contents.manifest();
+    let layout = Layout::plan(&contents.contents(&manifest)?)?;
+    let positions: BTreeMap<&str, usize> =
+        (0..layout.entries()).filter_map(|e| Some((layout.name(e)?, e))).collect();
+    let entries = assignment
+        .stored(&table)
+        .filter_map(|(a, w)| Some((a.weight, *positions.get(w.name.as_str())?)))
+        .collect();
+    Ok(Plan { checkpoint, recipe, spec, table, assignment, manifest, layout, entries, warnings })
+}
+
+/// The model's weights: by family, or by name alone.
+fn understand(
+    checkpoint: &Checkpoint,
+    weights_only: bool,
+) -> Result<(Option<ModelSpec>, WeightTable)> {
+    let config = checkpoint.config();
+    if weights_only {
+        let table = model::weights_only(config.map(|c| &c.value), checkpoint.tensors())?;
+        return Ok((None, table));
+    }
+    let Some(config) = config else {
+        let problem = Diagnostic::new(
+            "config",
+            "the source has no config.json, which says what the tensors mean",
+        )
+        .help("add the model's config.json beside the weights")
+        .help("--weights-only converts by tensor name and class, without it");
+        return Err(Failure::one(FailureKind::Refused, "this source cannot be understood", problem));
+    };
+    let model = model::read(&config.value, Some(&config.text), checkpoint.tensors())?;
+    Ok((Some(model.spec), model.table))
+}
+
+/// One method for every weight, and the checks that need no recipe; problems of both together.
+fn decide(
+    checkpoint: &Checkpoint,
+    recipe: &Recipe,
+    table: &WeightTable,
+    request: Request,
+) -> Result<(Assignment, Vec<Diagnostic>)> {
+    let mut problems = Problems::new();
+    let mut warnings = checkpoint.notes().to_vec();
+
+    let rows = table.get("token_embd.weight").and_then(|w| w.shape.extents().first().copied());
+    // Without a family nobody knows that the source is a language model.
+    let required = request.tokenizer_required && !request.weights_only;
+    let tokenizer = checkpoint.check_tokenizer(rows, required);
+    problems.extend(tokenizer.problems);
+    warnings.extend(tokenizer.notes);
+
+    for weight in &table.weights {
+        if weight.name.starts_with(names::OWN_PREFIX) {
+            problems.push(Diagnostic::new(
+                "checkpoint",
+                format!("{}: names that begin with {} are the artifact's own", weight.name, names::OWN_PREFIX),
+            ));
+        }
+    }
+    match recipe.resolve(table, checkpoint.display_name()) {
+        Ok(assignment) => {
+            problems.extend(rows_too_long(&assignment, table));
+            let headline = "this source and recipe do not fit";
+            problems.finish(FailureKind::Refused, headline, (assignment, warnings))
+        }
+        Err(mut failure) => {
+            failure.problems.splice(0..0, problems.into_vec());
+            Err(failure)
+        }
+    }
+}
+
+fn rows_too_long<'a>(
+    assignment: &'a Assignment,
+    table: &'a WeightTable,
+) -> impl Iterator<Item = Diagnostic> + 'a {
+    assignment.stored(table).filter(|(a, _)| *a.method != Method::Keep).filter_map(|(_, w)| {
+        let bytes = w.shape.matrix()?.1.checked_mul(w.dtype.bytes()?)?;
+        (bytes > MAX_ROW_BYTES).then(|| {
+            Diagnostic::new(
+                "quantize",
+                format!("{}: a row of {bytes} bytes; encoders take rows up to {MAX_ROW_BYTES}", w.name),
+            )
+            .help("encoding = \"keep\" stores it byte for byte")
+        })
+    })
+}
+
+/// What the contents of the file are made from.
+struct Parts<'a> {
+    checkpoint: &'a Checkpoint,
+    recipe: &'a Recipe,
+    spec: Option<&'a ModelSpec>,
+    table: &'a WeightTable,
+    assignment: &'a Assignment,
+}
+
+impl Parts<'_> {
+    fn contents(&self, manifest: &Manifest) -> Result<Contents> {
+        let absent = Value::Object(serde_json::Map::new());
+        let value = |file: Option<&crate::checkpoint::JsonFile>| file.map(|f| f.value.clone());
+        let config = value(self.checkpoint.config()).unwrap_or(absent);
+        let identity = metadata::identity(&config);
+        let (generation, preprocessor, video) = (
+            value(self.checkpoint.generation_config()),
+            value(self.checkpoint.preprocessor_config()),
+            value(self.checkpoint.video_preprocessor_config()),
+        );
+        let rows = metadata::rows(&metadata::Sources {
+            config: &config,
+            generation: generation.as_ref(),
+            preprocessor: preprocessor.as_ref(),
+            video_preprocessor: video.as_ref(),
+            draft: None,
+            set: &[],
+            tool_version: env!("CARGO_PKG_VERSION"),
+            devices: 1,
+        })?;
+        let mut entries: Vec<EntrySpec> =
+            self.assignment.stored(self.table).map(|(a, w)| weight_entry(a, w)).collect();
+        // An empty file has no bytes to store: the manifest alone tells of it.
+        let files = self.checkpoint.side_files().iter().filter(|f| f.bytes > 0);
+        entries.extend(files.map(|f| {
+            EntrySpec::opaque(format!("{}{}", names::FILE_PREFIX, f.path), f.bytes)
+        }));
+        entries.push(EntrySpec::opaque(
+            names::MANIFEST_ENTRY,
+            manifest.placeholder().to_bytes().len() as u64,
+        ));
+        let quantized = self.quantized().map(|w| w.name.as_str());
+        entries.push(EntrySpec::opaque(names::ERRORS_ENTRY, errors::encoded_len(quantized)));
+        entries.push(digests::entry_spec(&entries));
+        artifact::canonical_order(&mut entries);
+        Ok(Contents {
+            arch_id: identity.arch_id,
+            model_name: identity.model_name,
+            quant: identity.quant,
+            recipe: self.recipe.to_toml(),
+            created_by: concat!("radpack ", env!("CARGO_PKG_VERSION")).to_owned(),
+            metadata: rows,
+            entries,
+            vocab: None,
+            profile: Vec::new(),
+        })
+    }
+
+    /// Stored weights that a quantizer makes, in the assignment's order.
+    fn quantized(&self) -> impl Iterator<Item = &Weight> {
+        let made = |a: &&Assigned| a.stored() && *a.method != Method::Keep;
+        self.assignment
+            .weights
+            .iter()
+            .filter(made)
+            .filter_map(|a| self.table.weights.get(a.weight))
+    }
+
+    fn manifest(&self) -> Manifest {
+        let zero = manifest::Sha256Hex::default();
+        let side = self.checkpoint.side_files().iter().map(|f| manifest::SideFile {
+            path: f.path.clone(),
+            bytes: f.bytes,
+            sha256: zero,
+            entry: format!("{}{}", names::FILE_PREFIX, f.path),
+        });
+        let read = self.checkpoint.files().iter().map(|f| manifest::SourceFile {
+            path: f.path.clone(),
+            bytes: f.bytes,
+            sha256: zero,
+        });
+        let hub = self.checkpoint.hub();
+        let unused = self.table.unused.iter().map(|(tensor, reason)| manifest::UnusedTensor {
+            tensor: tensor.clone(),
+            reason: reason.clone(),
+        });
+        Manifest {
+            schema: manifest::SCHEMA.to_owned(),
+            schema_version: manifest::SCHEMA_VERSION,
+            tool: manifest::Tool {
+                name: "radpack".to_owned(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+            },
+            format_version: names::EXTENSION_VERSION as u32,
+            source: manifest::Source {
+                repo: hub.map(|h| h.repo.clone()),
+                revision: hub.map(|h| h.revision.clone()),
+                files: read.collect(),
+            },
+            recipe: manifest::RecipeSummary {
+                name: self.recipe.name.clone(),
+                sha256: manifest::Sha256Hex(digests::sha256([self.recipe.to_toml().as_bytes()])),
+            },
+            model: self.model_summary(),
+            devices: 1,
+            encodings: self.encoding_summaries(),
+            weights: self.weight_records(),
+            unused: unused.collect(),
+            files: side.collect(),
+            notes: self.notes(),
+        }
+    }
+
+    fn model_summary(&self) -> manifest::ModelSummary {
+        let config = self.checkpoint.config().map(|c| &c.value);
+        let text = |pointer: &str| {
+            let found = config.and_then(|c| c.pointer(pointer)).and_then(Value::as_str);
+            found.unwrap_or_default().to_owned()
+        };
+        let mut towers: BTreeMap<_, manifest::TowerSummary> = BTreeMap::new();
+        for (a, w) in self.assignment.stored(self.table) {
+            let tower = towers.entry(w.tower).or_insert_with(|| manifest::TowerSummary {
+                name: w.tower.to_string(),
+                weights: 0,
+                parameters: 0,
+                bytes: 0,
+            });
+            tower.weights += 1;
+            tower.parameters += w.shape.elements().unwrap_or(0);
+            tower.bytes += a.encoding.bytes(&w.shape).unwrap_or(0);
+        }
+        manifest::ModelSummary {
+            architecture: text("/architectures/0"),
+            model_type: text("/model_type"),
+            family: self.spec.map(|s| s.family.to_owned()),
+            parameters: self.assignment.total.elements,
+            dimensions: self.spec.map(dimensions).unwrap_or_default(),
+            towers: towers.into_values().collect(),
+        }
+    }
+
+    fn encoding_summaries(&self) -> Vec<manifest::EncodingSummary> {
+        let mut sums: BTreeMap<(String, String), manifest::EncodingSummary> = BTreeMap::new();
+        for (a, w) in self.assignment.stored(self.table) {
+            let key = (a.encoding_name.to_string(), a.encoding.to_string());
+            let sum = sums.entry(key).or_insert_with(|| manifest::EncodingSummary {
+                encoding: a.encoding_name.to_string(),
+                layout: a.encoding.to_string(),
+                weights: 0,
+                parameters: 0,
+                bytes: 0,
+                source_bytes: 0,
+                bits_per_weight: 0.0,
+            });
+            sum.weights += 1;
+            sum.parameters += w.shape.elements().unwrap_or(0);
+            sum.bytes += a.encoding.bytes(&w.shape).unwrap_or(0);
+            sum.source_bytes += source_bytes(w);
+        }
+        let mut sums: Vec<_> = sums.into_values().collect();
+        for sum in &mut sums {
+            sum.bits_per_weight = sum.bytes as f64 * 8.0 / (sum.parameters as f64).max(1.0);
+        }
+        sums
+    }
+
+    fn weight_records(&self) -> Vec<manifest::WeightRecord> {
+        let decided = self.assignment.weights.iter().filter(|a| a.fate != Fate::LeftOut);
+        let mut records: Vec<_> = decided
+            .filter_map(|a| Some((a, self.table.weights.get(a.weight)?)))
+            .map(|(a, w)| manifest::WeightRecord {
+                name: w.name.clone(),
+                from: w
+                    .parts
+                    .iter()
+                    .map(|p| manifest::WeightSource { tensor: p.tensor.clone(), index: p.index })
+                    .collect(),
+                encoding: a.encoding_name.to_string(),
+                rule: a.rule.map(|r| r as u32 + 1),
+                tied_to: w.tied_to.clone(),
+            })
+            .collect();
+        // Directory order: the table is in it already, and left-out weights leave gaps only.
+        records.shrink_to_fit();
+        records
+    }
+
+    fn notes(&self) -> Vec<String> {
+        self.assignment
+            .tails
+            .iter()
+            .map(|t| {
+                format!(
+                    "{} weights of {} columns end in a short group of {} (group {})",
+                    t.weights, t.cols, t.tail, t.group
+                )
+            })
+            .collect()
+    }
+}
+
+fn weight_entry(assigned: &Assigned, weight: &Weight) -> EntrySpec {
+    EntrySpec {
+        name: weight.name.clone(),
+        quantizer: assigned.method.quantizer().to_owned(),
+        options: assigned.method.options(),
+        encoding: (*assigned.encoding).clone(),
+        // The container has no rank 0.
+        shape: if weight.shape.rank() == 0 { Shape::from([1]) } else { weight.shape.clone() },
+        layer: weight.layer,
+        expert: weight.expert,
+        slot: weight.slot,
+    }
+}
+
+fn source_bytes(weight: &Weight) -> u64 {
+    let width = weight.dtype.bytes().unwrap_or(0);
+    weight.shape.elements().and_then(|n| n.checked_mul(width)).unwrap_or(0)
+}
+
+/// The decoder's numbers that a person asks for first.
+fn dimensions(spec: &ModelSpec) -> BTreeMap<String, i64> {
+    let text = &spec.text;
+    let mut out = BTreeMap::new();
+    let mut put = |name: &str, n: u64| {
+        out.insert(name.to_owned(), i64::try_from(n).unwrap_or(i64::MAX));
+    };
+    put("layers", text.layers.len() as u64);
+    put("hidden_size", text.hidden_size);
+    put("vocab_size", text.vocab_size);
+    put("max_positions", text.max_positions);
+    let windows = text.layers.iter().filter(|l| l.attention.window().is_some()).count();
+    put("window_layers", windows as u64);
+    put("full_layers", (text.layers.len() - windows) as u64);
+    if let Some(layer) = text.layers.first() {
+        put("q_heads", layer.attention.q_heads);
+    }
+    if let Some(window) = text.layers.iter().find_map(|l| l.attention.window()) {
+        put("window", window);
+    }
+    if let Some(moe) = text.layers.iter().find_map(|l| l.moe) {
+        put("experts", moe.experts);
+        put("experts_used", moe.top_k);
+    }
+    out
+}

@@ -1,0 +1,459 @@
+//! Streams weights through their encoders: row blocks on worker threads, written in any order.
+//!
+//! Blocks are handed out in job order from one cursor, so the largest weight never waits for a free machine and no
+//! weight is ever whole in memory. A block's size depends on the weight alone: neither thread count nor kernel
+//! changes the order in which error sums are added, so the figures are reproducible to the last digit.
+//!
+//! Weights whose grid needs a tensor-wide fact (the peak magnitude of two-level grids) are read twice, the first
+//! time just before their blocks are encoded; the members of a shared set contribute to one peak.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+
+use super::{Encoder, ErrorSum, NonFinite, PlaneBuffers, needs_peak, peak};
+use crate::num;
+use crate::recipe::Method;
+use crate::tensor::{DType, TensorSource};
+
+/// Source bytes of one row block. Large enough for sequential writes, small enough that source rows, codes and
+/// scales of a block stay in a core's second-level cache.
+const BLOCK_BYTES: u64 = 1 << 20;
+
+/// A refusal names at most this many weights with non-finite values; reading on beyond them would only take time.
+const MAX_NON_FINITE: usize = 20;
+
+/// One weight to encode.
+pub struct Job<'a> {
+    /// Where its rows come from.
+    pub source: Box<dyn TensorSource + 'a>,
+    /// How it is stored.
+    pub method: &'a Method,
+    /// Jobs of one set share tensor-wide facts.
+    pub share: Option<usize>,
+    /// Whether ±infinity is a legal value of the source (never of an encoded weight).
+    pub may_be_infinite: bool,
+}
+
+/// Where encoded planes go. Calls come from several threads.
+pub trait Sink: Sync {
+    /// Bytes of one plane of a job, at a byte offset in the plane. Blocks of a job arrive in any order.
+    ///
+    /// # Errors
+    /// Stops the run.
+    fn write(&self, job: usize, plane: usize, offset: u64, bytes: &[u8]) -> io::Result<()>;
+
+    /// Every plane of the job has been written.
+    ///
+    /// # Errors
+    /// Stops the run.
+    fn complete(&self, job: usize) -> io::Result<()>;
+
+    /// Source bytes that were just encoded, for progress.
+    fn advance(&self, _job: usize, _source_bytes: u64) {}
+}
+
+/// How to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Workers<'a> {
+    /// Worker threads, at least one.
+    pub threads: usize,
+    /// Set by a signal handler: workers stop at the next block.
+    pub cancelled: &'a AtomicBool,
+}
+
+/// Non-finite values of one job's source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NonFiniteJob {
+    /// The job.
+    pub job: usize,
+    /// Element index of the first one, row-major.
+    pub first: u64,
+    /// How many.
+    pub count: u64,
+}
+
+/// Why a run stopped.
+#[derive(Debug)]
+pub enum ExecuteError {
+    /// Reading a source or writing a plane failed.
+    Io {
+        /// The job.
+        job: usize,
+        /// `read` or `write`.
+        doing: &'static str,
+        /// The system's reason.
+        error: io::Error,
+    },
+    /// A method cannot encode a job's source; a plan that was checked never gets here.
+    Method {
+        /// The job.
+        job: usize,
+        /// Why.
+        reason: String,
+    },
+    /// Sources hold NaN or infinity; up to 20 jobs, in job order.
+    NonFinite(Vec<NonFiniteJob>),
+    /// The run was cancelled.
+    Cancelled,
+}
+
+/// Encodes every job into the sink and returns each job's error sums, in job order.
+///
+/// # Errors
+/// The first I/O error; or, after all sources were read, every job with non-finite values.
+pub fn execute(
+    jobs: &[Job<'_>],
+    workers: Workers<'_>,
+    sink: &dyn Sink,
+) -> Result<Vec<ErrorSum>, ExecuteError> {
+    let run = Run::new(jobs, sink, workers.cancelled)?;
+    std::thread::scope(|scope| {
+        for _ in 0..workers.threads.max(1) {
+            scope.spawn(|| run.work());
+        }
+    });
+    run.finish()
+}
+
+/// One unit of work.
+enum Task {
+    /// Scan rows for the peak magnitude of the job's set.
+    Peak { job: usize, rows: Range<u64> },
+    /// Encode rows; `block` numbers the job's blocks.
+    Encode { job: usize, block: usize, rows: Range<u64> },
+}
+
+/// The tensor-wide facts of one set of jobs.
+#[derive(Default)]
+struct SetPeak {
+    /// Bits of the largest magnitude so far; magnitudes compare as their bits do.
+    bits: AtomicU32,
+    /// Peak tasks not done yet, and whether they were handed out.
+    pending: Mutex<Option<usize>>,
+    done: Condvar,
+}
+
+/// State of one job while its blocks are in flight.
+struct JobState {
+    rows: u64,
+    cols: u64,
+    row_bytes: u64,
+    block_rows: u64,
+    set: Option<usize>,
+    encoder: OnceLock<Result<Encoder, String>>,
+    blocks_left: AtomicUsize,
+    sums: Mutex<BTreeMap<usize, ErrorSum>>,
+}
+
+struct Cursor {
+    next_job: usize,
+    tasks: VecDeque<Task>,
+    announced: Vec<bool>,
+}
+
+struct Run<'a, 'j> {
+    jobs: &'a [Job<'j>],
+    states: Vec<JobState>,
+    sets: Vec<SetPeak>,
+    members: Vec<Vec<usize>>,
+    sink: &'a dyn Sink,
+    cursor: Mutex<Cursor>,
+    cancelled: &'a AtomicBool,
+    stopped: AtomicBool,
+    failure: Mutex<Option<ExecuteError>>,
+    non_finite: Mutex<BTreeMap<usize, NonFiniteJob>>,
+    /// Once set, blocks are only searched for further non-finite values.
+    scan_only: AtomicBool,
+    buffers: Mutex<Vec<PlaneBuffers>>,
+}
+
+/// A lock whose data stays usable when another worker panicked: the panic itself ends the run.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<'a, 'j> Run<'a, 'j> {
+    fn new(
+        jobs: &'a [Job<'j>],
+        sink: &'a dyn Sink,
+        cancelled: &'a AtomicBool,
+    ) -> Result<Self, ExecuteError> {
+        let mut sets: BTreeMap<(bool, usize), usize> = BTreeMap::new();
+        let mut members: Vec<Vec<usize>> = Vec::new();
+        let mut states = Vec::with_capacity(jobs.len());
+        for (i, job) in jobs.iter().enumerate() {
+            let set = needs_peak(job.method).then(|| {
+                // A job without a set shares with nobody: its own number is its key.
+                let key = job.share.map_or((false, i), |set| (true, set));
+                *sets.entry(key).or_insert_with(|| {
+                    members.push(Vec::new());
+                    members.len() - 1
+                })
+            });
+            if let Some(set) = set {
+                members[set].push(i);
+            }
+            states.push(JobState::new(i, job, set)?);
+        }
+        Ok(Run {
+            jobs,
+            states,
+            sets: members.iter().map(|_| SetPeak::default()).collect(),
+            cursor: Mutex::new(Cursor {
+                next_job: 0,
+                tasks: VecDeque::new(),
+                announced: vec![false; members.len()],
+            }),
+            members,
+            sink,
+            cancelled,
+            stopped: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            non_finite: Mutex::new(BTreeMap::new()),
+            scan_only: AtomicBool::new(false),
+            buffers: Mutex::new(Vec::new()),
+        })
+    }
+
+    fn work(&self) {
+        while !self.stopped.load(Ordering::Relaxed) {
+            if self.cancelled.load(Ordering::Relaxed) {
+                return self.fail(ExecuteError::Cancelled);
+            }
+            let Some(task) = self.next() else { return };
+            let done = match task {
+                Task::Peak { job, rows } => self.peak(job, rows),
+                Task::Encode { job, block, rows } => self.encode(job, block, rows),
+            };
+            if let Err(error) = done {
+                return self.fail(error);
+            }
+        }
+    }
+
+    fn fail(&self, error: ExecuteError) {
+        self.stopped.store(true, Ordering::Relaxed);
+        lock(&self.failure).get_or_insert(error);
+        // Workers that wait for a peak must see the stop.
+        for set in &self.sets {
+            let _guard = lock(&set.pending);
+            set.done.notify_all();
+        }
+    }
+
+    /// The next task, in job order; a set's peak tasks come before the blocks of its first job.
+    fn next(&self) -> Option<Task> {
+        let mut cursor = lock(&self.cursor);
+        loop {
+            if let Some(task) = cursor.tasks.pop_front() {
+                return Some(task);
+            }
+            let job = cursor.next_job;
+            let state = self.states.get(job)?;
+            cursor.next_job += 1;
+            if let Some(set) = state.set
+                && !std::mem::replace(&mut cursor.announced[set], true)
+            {
+                for &member in &self.members[set] {
+                    let blocks = self.states[member].blocks();
+                    cursor.tasks.extend(blocks.map(|(_, rows)| Task::Peak { job: member, rows }));
+                }
+                *lock(&self.sets[set].pending) = Some(cursor.tasks.len());
+            }
+            cursor.tasks.extend(
+                state.blocks().map(|(block, rows)| Task::Encode { job, block, rows }),
+            );
+        }
+    }
+
+    fn peak(&self, job: usize, rows: Range<u64>) -> Result<(), ExecuteError> {
+        let (state, source) = (&self.states[job], &self.jobs[job].source);
+        let bytes = source.rows(rows.clone()).map_err(reading(job))?;
+        // Non-finite values are reported when the block is encoded.
+        let found = peak(source.dtype(), &bytes).unwrap_or(0.0);
+        let Some(set) = state.set.map(|s| &self.sets[s]) else { return Ok(()) };
+        set.bits.fetch_max(found.to_bits(), Ordering::Relaxed);
+        let mut pending = lock(&set.pending);
+        if let Some(n) = pending.as_mut() {
+            *n = n.saturating_sub(1);
+            if *n == 0 {
+                set.done.notify_all();
+            }
+        }
+        Ok(())
+    }
+
+    /// The peak magnitude of the job's set, once all its rows were scanned; `None` for grids without one or when the
+    /// run stopped meanwhile.
+    fn set_peak(&self, state: &JobState) -> Option<f32> {
+        let set = &self.sets[state.set?];
+        let mut pending = lock(&set.pending);
+        while *pending != Some(0) {
+            if self.stopped.load(Ordering::Relaxed) {
+                return None;
+            }
+            pending = set.done.wait(pending).unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(f32::from_bits(set.bits.load(Ordering::Relaxed)))
+    }
+
+    fn encode(&self, job: usize, block: usize, rows: Range<u64>) -> Result<(), ExecuteError> {
+        let (state, spec) = (&self.states[job], &self.jobs[job]);
+        let (first, n) = (rows.start, rows.end - rows.start);
+        let bytes = spec.source.rows(rows).map_err(reading(job))?;
+        let sum = if self.scan_only.load(Ordering::Relaxed) {
+            self.scan(job, &bytes).map(|()| ErrorSum::default())
+        } else if *spec.method == Method::Keep {
+            self.keep(job, first, &bytes)?
+        } else {
+            self.encode_block(job, first, n, &bytes)?
+        };
+        match sum {
+            Ok(sum) => {
+                lock(&state.sums).insert(block, sum);
+            }
+            Err(found) => self.report_non_finite(job, first * state.cols, found),
+        }
+        self.sink.advance(job, bytes.len() as u64);
+        if state.blocks_left.fetch_sub(1, Ordering::AcqRel) == 1
+            && !self.scan_only.load(Ordering::Relaxed)
+        {
+            self.sink.complete(job).map_err(writing(job))?;
+        }
+        Ok(())
+    }
+
+    fn scan(&self, job: usize, bytes: &[u8]) -> Result<(), NonFinite> {
+        let spec = &self.jobs[job];
+        let found = if spec.may_be_infinite {
+            num::first_nan(spec.source.dtype(), bytes)
+        } else {
+            num::first_non_finite(spec.source.dtype(), bytes)
+        };
+        found.map_or(Ok(()), Err)
+    }
+
+    /// Bytes of the checkpoint, as they are.
+    fn keep(
+        &self,
+        job: usize,
+        first: u64,
+        bytes: &[u8],
+    ) -> Result<Result<ErrorSum, NonFinite>, ExecuteError> {
+        if let Err(found) = self.scan(job, bytes) {
+            return Ok(Err(found));
+        }
+        let at = first * self.states[job].row_bytes;
+        self.sink.write(job, 0, at, bytes).map_err(writing(job))?;
+        Ok(Ok(ErrorSum::default()))
+    }
+
+    fn encode_block(
+        &self,
+        job: usize,
+        first: u64,
+        n: u64,
+        bytes: &[u8],
+    ) -> Result<Result<ErrorSum, NonFinite>, ExecuteError> {
+        let (state, spec) = (&self.states[job], &self.jobs[job]);
+        let method = |reason: &String| ExecuteError::Method { job, reason: reason.clone() };
+        let peak = self.set_peak(state);
+        if state.set.is_some() && peak.is_none() {
+            return Ok(Ok(ErrorSum::default()));
+        }
+        let encoder = state
+            .encoder
+            .get_or_init(|| {
+                Encoder::new(spec.method, spec.source.dtype(), state.rows, state.cols, peak)
+                    .map_err(|e| e.to_string())
+            })
+            .as_ref()
+            .map_err(method)?;
+        if first == 0 {
+            for (plane, bytes) in encoder.whole_planes() {
+                self.sink.write(job, plane, 0, &bytes).map_err(writing(job))?;
+            }
+        }
+        let mut buffers = lock(&self.buffers).pop().unwrap_or_default();
+        let encoded = encoder.encode(first, bytes, &mut buffers);
+        if encoded.is_ok() {
+            for (plane, at, bytes) in encoder.placed(first, n, &buffers) {
+                self.sink.write(job, plane, at, bytes).map_err(writing(job))?;
+            }
+        }
+        lock(&self.buffers).push(buffers);
+        Ok(encoded)
+    }
+
+    fn report_non_finite(&self, job: usize, base: u64, found: NonFinite) {
+        self.scan_only.store(true, Ordering::Relaxed);
+        let mut all = lock(&self.non_finite);
+        let first = base + found.first;
+        all.entry(job)
+            .and_modify(|known| {
+                known.first = known.first.min(first);
+                known.count += found.count;
+            })
+            .or_insert(NonFiniteJob { job, first, count: found.count });
+        if all.len() > MAX_NON_FINITE {
+            self.stopped.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn finish(self) -> Result<Vec<ErrorSum>, ExecuteError> {
+        let into = |m: Mutex<_>| m.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = into(self.failure) {
+            return Err(error);
+        }
+        let non_finite = self.non_finite.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if !non_finite.is_empty() {
+            let mut found: Vec<NonFiniteJob> = non_finite.into_values().collect();
+            found.truncate(MAX_NON_FINITE);
+            return Err(ExecuteError::NonFinite(found));
+        }
+        let total = |state: JobState| {
+            let sums = state.sums.into_inner().unwrap_or_else(PoisonError::into_inner);
+            sums.into_values().fold(ErrorSum::default(), |a, b| a + b)
+        };
+        Ok(self.states.into_iter().map(total).collect())
+    }
+}
+
+impl JobState {
+    fn new(i: usize, job: &Job<'_>, set: Option<usize>) -> Result<JobState, ExecuteError> {
+        let bad = |reason: &str| ExecuteError::Method { job: i, reason: reason.to_owned() };
+        let (rows, cols) = job.source.shape().matrix().ok_or_else(|| bad("shape overflows"))?;
+        let width = job.source.dtype().bytes().ok_or_else(|| bad("elements are not whole bytes"))?;
+        let row_bytes = cols.checked_mul(width).ok_or_else(|| bad("shape overflows"))?;
+        let unit = Encoder::row_block(job.method).min(rows).max(1);
+        let fit = (BLOCK_BYTES / row_bytes.max(1)) / unit * unit;
+        let block_rows = fit.max(unit).min(rows.max(1));
+        Ok(JobState {
+            rows,
+            cols,
+            row_bytes,
+            block_rows,
+            set,
+            encoder: OnceLock::new(),
+            blocks_left: AtomicUsize::new(rows.div_ceil(block_rows) as usize),
+            sums: Mutex::new(BTreeMap::new()),
+        })
+    }
+
+    /// The job's blocks with their numbers.
+    fn blocks(&self) -> impl Iterator<Item = (usize, Range<u64>)> + use<> {
+        let (rows, step) = (self.rows, self.block_rows);
+        (0..rows.div_ceil(step)).map(move |b| (b as usize, b * step..((b + 1) * step).min(rows)))
+    }
+}
+
+fn reading(job: usize) -> impl Fn(io::Error) -> ExecuteError {
+    move |error| ExecuteError::Io { job, doing: "read", error }
+}
+
+fn writing(job: usize) -> impl Fn(io::Error) -> ExecuteError {
+    move |error| ExecuteError::Io { job, doing: "write", error }
+}
