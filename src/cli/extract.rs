@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use radpack::artifact::{Artifact, Entry, layout as names};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, nearest};
-use radpack::quantize::Decoder;
+use radpack::quantize::{Decoder, PlaneSlice};
 
 use super::args::Extract;
 use super::inspect::open;
@@ -93,7 +93,8 @@ fn raw(entry: &Entry<'_>, sink: &mut dyn Write) -> std::result::Result<(), Stop>
 fn decoded(entry: &Entry<'_>, sink: &mut dyn Write) -> std::result::Result<(), Stop> {
     let why = |e: &dyn std::fmt::Display| Stop::Decode(e.to_string());
     let (rows, cols) = entry.shape().matrix().ok_or_else(|| Stop::Decode("shape overflows".into()))?;
-    let planes: Vec<&[u8]> = (0..entry.encoding().planes.len()).map(|k| entry.plane(k)).collect();
+    let planes: Vec<PlaneSlice<'_>> =
+        (0..entry.encoding().planes.len()).map(|k| PlaneSlice::whole(entry.plane(k))).collect();
     let decoder = Decoder::new(entry.encoding(), rows, cols).map_err(|e| why(&e))?;
     let step = (ROWS_BYTES / cols.saturating_mul(4).max(1)).max(1);
     let mut values = Vec::new();
@@ -101,7 +102,7 @@ fn decoded(entry: &Entry<'_>, sink: &mut dyn Write) -> std::result::Result<(), S
     while first < rows {
         let n = step.min(rows - first);
         values.resize((n * cols) as usize, 0.0f32);
-        decoder.rows(&planes, first, &mut values).map_err(|e| why(&e))?;
+        decoder.decode(first..first + n, &planes, &mut values).map_err(|e| why(&e))?;
         for value in &values {
             sink.write_all(&value.to_le_bytes())?;
         }

@@ -11,7 +11,7 @@ use crate::artifact::{WeightError, Writer, digests, errors, layout as names, man
 use crate::checkpoint::{Checkpoint, FileDigest};
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, size};
 use crate::model::Weight;
-use crate::quantize::{ErrorSum, ExecuteError, Job, NonFiniteJob, Sink, Workers, execute};
+use crate::quantize::{EncodeError, ErrorSum, ExecuteError, Job, Sink, Workers, execute};
 use crate::recipe::Method;
 
 /// How to run a conversion.
@@ -225,8 +225,8 @@ pub(super) fn weight_errors(plan: &Plan, work: &Work<'_>, sums: &[ErrorSum]) -> 
         }
         Some(WeightError {
             weight: work.weight(plan, job)?.name.clone(),
-            squared_error: sum.squared_error,
-            squared: sum.squared,
+            squared_error: sum.squared_error(),
+            squared: sum.squared(),
         })
     };
     sums.iter().enumerate().filter_map(quantized).collect()
@@ -291,14 +291,16 @@ fn explain(plan: &Plan, work: &Work<'_>, error: ExecuteError) -> Failure {
         ExecuteError::Method { job, reason } => {
             Failure::plain(FailureKind::Failed, format!("cannot encode {}: {reason}", name(job)))
         }
-        ExecuteError::NonFinite(found) => {
+        ExecuteError::Rejected(found) => {
             let problems = found
                 .iter()
-                .filter_map(|at| Some(non_finite(&plan.checkpoint, work.weight(plan, at.job)?, at)))
+                .filter_map(|at| {
+                    Some(rejected(&plan.checkpoint, work.weight(plan, at.job)?, &at.error))
+                })
                 .collect();
             Failure {
                 kind: FailureKind::Refused,
-                headline: "the source holds weights that are not finite".to_owned(),
+                headline: "the source holds values that cannot be stored".to_owned(),
                 problems,
                 closing: Some("nothing was written".to_owned()),
             }
@@ -306,10 +308,39 @@ fn explain(plan: &Plan, work: &Work<'_>, error: ExecuteError) -> Failure {
     }
 }
 
-/// One weight's non-finite values, placed in the checkpoint's tensor.
-fn non_finite(checkpoint: &Checkpoint, weight: &Weight, at: &NonFiniteJob) -> Diagnostic {
-    let mut rest = at.first;
-    let mut place = format!("element {rest} of {}", weight.name);
+/// One weight's unusable values, placed in the checkpoint's tensor.
+fn rejected(checkpoint: &Checkpoint, weight: &Weight, error: &EncodeError) -> Diagnostic {
+    match error {
+        EncodeError::NonFinite(found) => {
+            let values = values_are(found.count);
+            let place = place_of(checkpoint, weight, found.first);
+            Diagnostic::new(
+                "weights",
+                format!("{}: {values} NaN or infinite, the first at {place}", weight.name),
+            )
+            .help("repair the checkpoint; a quantized NaN would poison every result")
+        }
+        EncodeError::Range { dtype, largest, peak, first, count } => {
+            let values = values_are(*count);
+            let place = place_of(checkpoint, weight, *first);
+            Diagnostic::new(
+                "weights",
+                format!(
+                    "{}: {values} beyond {largest:e}, the largest {dtype}; up to {peak:e}, the first at {place}",
+                    weight.name
+                ),
+            )
+            .help("bf16 has the range of f32; a grid scales its values into range")
+        }
+    }
+}
+
+fn values_are(n: u64) -> String {
+    if n == 1 { "1 value is".to_owned() } else { format!("{n} values are") }
+}
+
+/// `[17, 5] of model.layers.3.mlp.up_proj.weight`
+fn place_of(checkpoint: &Checkpoint, weight: &Weight, mut rest: u64) -> String {
     for part in &weight.parts {
         let Some(info) = checkpoint.tensors().get(&part.tensor) else { break };
         let all = info.shape.elements().unwrap_or(0);
@@ -319,17 +350,11 @@ fn non_finite(checkpoint: &Checkpoint, weight: &Weight, at: &NonFiniteJob) -> Di
         };
         if rest < each {
             let element = part.index.unwrap_or(0) * each + rest;
-            place = format!("{} of {}", index_of(element, info.shape.extents()), part.tensor);
-            break;
+            return format!("{} of {}", index_of(element, info.shape.extents()), part.tensor);
         }
         rest -= each;
     }
-    let values = if at.count == 1 { "1 value is" } else { &format!("{} values are", at.count) };
-    Diagnostic::new(
-        "weights",
-        format!("{}: {values} NaN or infinite, the first at {place}", weight.name),
-    )
-    .help("repair the checkpoint; a quantized NaN would poison every result")
+    format!("element {rest}")
 }
 
 /// Row-major element number as an index: `[17, 5]`.

@@ -1,8 +1,7 @@
 //! Streams weights through their encoders: row blocks on worker threads, written in any order.
 //!
 //! Blocks are handed out in job order from one cursor, so the largest weight never waits for a free machine and no
-//! weight is ever whole in memory. A block's size depends on the weight alone: neither thread count nor kernel
-//! changes the order in which error sums are added, so the figures are reproducible to the last digit.
+//! weight is ever whole in memory. [`ErrorSum`]s add up exactly, so the order in which blocks finish changes no figure.
 //!
 //! Weights whose grid needs a tensor-wide fact (the peak magnitude of two-level grids) are read twice, the first
 //! time just before their blocks are encoded; the members of a shared set contribute to one peak.
@@ -11,19 +10,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use super::{Encoder, ErrorSum, NonFinite, PlaneBuffers, needs_peak, peak};
-use crate::num;
+use super::{EncodeError, Encoder, ErrorSum, PlaneBuffers, Whole, peak};
+use crate::num::{self, NonFinite};
 use crate::recipe::Method;
-use crate::tensor::{DType, TensorSource};
+use crate::tensor::TensorSource;
 
 /// Source bytes of one row block. Large enough for sequential writes, small enough that source rows, codes and
 /// scales of a block stay in a core's second-level cache.
 const BLOCK_BYTES: u64 = 1 << 20;
 
-/// A refusal names at most this many weights with non-finite values; reading on beyond them would only take time.
-const MAX_NON_FINITE: usize = 20;
+/// A refusal names at most this many weights with unusable values; reading on beyond them would only take time.
+const MAX_REJECTED: usize = 20;
 
 /// One weight to encode.
 pub struct Job<'a> {
@@ -64,15 +63,13 @@ pub struct Workers<'a> {
     pub cancelled: &'a AtomicBool,
 }
 
-/// Non-finite values of one job's source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NonFiniteJob {
+/// A job whose source holds values that cannot be stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rejected {
     /// The job.
     pub job: usize,
-    /// Element index of the first one, row-major.
-    pub first: u64,
-    /// How many.
-    pub count: u64,
+    /// What they are; index and count are those of the whole weight.
+    pub error: EncodeError,
 }
 
 /// Why a run stopped.
@@ -94,8 +91,8 @@ pub enum ExecuteError {
         /// Why.
         reason: String,
     },
-    /// Sources hold NaN or infinity; up to 20 jobs, in job order.
-    NonFinite(Vec<NonFiniteJob>),
+    /// Sources hold NaN, infinity, or values beyond the target of a cast; up to 20 jobs, in job order.
+    Rejected(Vec<Rejected>),
     /// The run was cancelled.
     Cancelled,
 }
@@ -103,7 +100,7 @@ pub enum ExecuteError {
 /// Encodes every job into the sink and returns each job's error sums, in job order.
 ///
 /// # Errors
-/// The first I/O error; or, after all sources were read, every job with non-finite values.
+/// The first I/O error; or, after all sources were read, every job with values that cannot be stored.
 pub fn execute(
     jobs: &[Job<'_>],
     workers: Workers<'_>,
@@ -122,8 +119,8 @@ pub fn execute(
 enum Task {
     /// Scan rows for the peak magnitude of the job's set.
     Peak { job: usize, rows: Range<u64> },
-    /// Encode rows; `block` numbers the job's blocks.
-    Encode { job: usize, block: usize, rows: Range<u64> },
+    /// Encode rows.
+    Encode { job: usize, rows: Range<u64> },
 }
 
 /// The tensor-wide facts of one set of jobs.
@@ -143,9 +140,10 @@ struct JobState {
     row_bytes: u64,
     block_rows: u64,
     set: Option<usize>,
-    encoder: OnceLock<Result<Encoder, String>>,
+    /// Made for the first block, dropped after the last: a model can have tens of thousands of weights.
+    encoder: Mutex<Option<Arc<Encoder>>>,
     blocks_left: AtomicUsize,
-    sums: Mutex<BTreeMap<usize, ErrorSum>>,
+    sum: Mutex<ErrorSum>,
 }
 
 struct Cursor {
@@ -164,8 +162,8 @@ struct Run<'a, 'j> {
     cancelled: &'a AtomicBool,
     stopped: AtomicBool,
     failure: Mutex<Option<ExecuteError>>,
-    non_finite: Mutex<BTreeMap<usize, NonFiniteJob>>,
-    /// Once set, blocks are only searched for further non-finite values.
+    rejected: Mutex<BTreeMap<usize, EncodeError>>,
+    /// Once set, blocks are only searched for further values that cannot be stored.
     scan_only: AtomicBool,
     buffers: Mutex<Vec<PlaneBuffers>>,
 }
@@ -185,7 +183,7 @@ impl<'a, 'j> Run<'a, 'j> {
         let mut members: Vec<Vec<usize>> = Vec::new();
         let mut states = Vec::with_capacity(jobs.len());
         for (i, job) in jobs.iter().enumerate() {
-            let set = needs_peak(job.method).then(|| {
+            let set = Encoder::needs_peak(job.method).then(|| {
                 // A job without a set shares with nobody: its own number is its key.
                 let key = job.share.map_or((false, i), |set| (true, set));
                 *sets.entry(key).or_insert_with(|| {
@@ -212,7 +210,7 @@ impl<'a, 'j> Run<'a, 'j> {
             cancelled,
             stopped: AtomicBool::new(false),
             failure: Mutex::new(None),
-            non_finite: Mutex::new(BTreeMap::new()),
+            rejected: Mutex::new(BTreeMap::new()),
             scan_only: AtomicBool::new(false),
             buffers: Mutex::new(Vec::new()),
         })
@@ -226,7 +224,7 @@ impl<'a, 'j> Run<'a, 'j> {
             let Some(task) = self.next() else { return };
             let done = match task {
                 Task::Peak { job, rows } => self.peak(job, rows),
-                Task::Encode { job, block, rows } => self.encode(job, block, rows),
+                Task::Encode { job, rows } => self.encode(job, rows),
             };
             if let Err(error) = done {
                 return self.fail(error);
@@ -259,13 +257,11 @@ impl<'a, 'j> Run<'a, 'j> {
             {
                 for &member in &self.members[set] {
                     let blocks = self.states[member].blocks();
-                    cursor.tasks.extend(blocks.map(|(_, rows)| Task::Peak { job: member, rows }));
+                    cursor.tasks.extend(blocks.map(|rows| Task::Peak { job: member, rows }));
                 }
                 *lock(&self.sets[set].pending) = Some(cursor.tasks.len());
             }
-            cursor.tasks.extend(
-                state.blocks().map(|(block, rows)| Task::Encode { job, block, rows }),
-            );
+            cursor.tasks.extend(state.blocks().map(|rows| Task::Encode { job, rows }));
         }
     }
 
@@ -300,53 +296,52 @@ impl<'a, 'j> Run<'a, 'j> {
         Some(f32::from_bits(set.bits.load(Ordering::Relaxed)))
     }
 
-    fn encode(&self, job: usize, block: usize, rows: Range<u64>) -> Result<(), ExecuteError> {
+    fn encode(&self, job: usize, rows: Range<u64>) -> Result<(), ExecuteError> {
         let (state, spec) = (&self.states[job], &self.jobs[job]);
-        let (first, n) = (rows.start, rows.end - rows.start);
+        let first = rows.start;
         let bytes = spec.source.rows(rows).map_err(reading(job))?;
-        let sum = if self.scan_only.load(Ordering::Relaxed) {
-            self.scan(job, &bytes).map(|()| ErrorSum::default())
+        let encoded = if self.scan_only.load(Ordering::Relaxed) {
+            self.scan(job, first, &bytes).map(|()| ErrorSum::default())
         } else if *spec.method == Method::Keep {
             self.keep(job, first, &bytes)?
         } else {
-            self.encode_block(job, first, n, &bytes)?
+            self.encode_block(job, first, &bytes)?
         };
-        match sum {
-            Ok(sum) => {
-                lock(&state.sums).insert(block, sum);
-            }
-            Err(found) => self.report_non_finite(job, first * state.cols, found),
+        match encoded {
+            Ok(sum) => lock(&state.sum).merge(&sum),
+            Err(error) => self.reject(job, error),
         }
         self.sink.advance(job, bytes.len() as u64);
-        if state.blocks_left.fetch_sub(1, Ordering::AcqRel) == 1
-            && !self.scan_only.load(Ordering::Relaxed)
-        {
-            self.sink.complete(job).map_err(writing(job))?;
+        if state.blocks_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            lock(&state.encoder).take();
+            if !self.scan_only.load(Ordering::Relaxed) {
+                self.sink.complete(job).map_err(writing(job))?;
+            }
         }
         Ok(())
     }
 
-    fn scan(&self, job: usize, bytes: &[u8]) -> Result<(), NonFinite> {
+    fn scan(&self, job: usize, first_row: u64, bytes: &[u8]) -> Result<(), EncodeError> {
         let spec = &self.jobs[job];
-        let found = if spec.may_be_infinite {
-            num::first_nan(spec.source.dtype(), bytes)
-        } else {
-            num::first_non_finite(spec.source.dtype(), bytes)
-        };
-        found.map_or(Ok(()), Err)
+        let Some(found) = num::find_non_finite(spec.source.dtype(), bytes) else { return Ok(()) };
+        if spec.may_be_infinite && !num::holds_nan(spec.source.dtype(), bytes) {
+            return Ok(());
+        }
+        let base = first_row * self.states[job].cols;
+        Err(EncodeError::NonFinite(NonFinite { first: base + found.first, ..found }))
     }
 
     /// Bytes of the checkpoint, as they are.
     fn keep(
         &self,
         job: usize,
-        first: u64,
+        first_row: u64,
         bytes: &[u8],
-    ) -> Result<Result<ErrorSum, NonFinite>, ExecuteError> {
-        if let Err(found) = self.scan(job, bytes) {
+    ) -> Result<Result<ErrorSum, EncodeError>, ExecuteError> {
+        if let Err(found) = self.scan(job, first_row, bytes) {
             return Ok(Err(found));
         }
-        let at = first * self.states[job].row_bytes;
+        let at = first_row * self.states[job].row_bytes;
         self.sink.write(job, 0, at, bytes).map_err(writing(job))?;
         Ok(Ok(ErrorSum::default()))
     }
@@ -354,71 +349,70 @@ impl<'a, 'j> Run<'a, 'j> {
     fn encode_block(
         &self,
         job: usize,
-        first: u64,
-        n: u64,
+        first_row: u64,
         bytes: &[u8],
-    ) -> Result<Result<ErrorSum, NonFinite>, ExecuteError> {
-        let (state, spec) = (&self.states[job], &self.jobs[job]);
-        let method = |reason: &String| ExecuteError::Method { job, reason: reason.clone() };
-        let peak = self.set_peak(state);
-        if state.set.is_some() && peak.is_none() {
-            return Ok(Ok(ErrorSum::default()));
-        }
-        let encoder = state
-            .encoder
-            .get_or_init(|| {
-                Encoder::new(spec.method, spec.source.dtype(), state.rows, state.cols, peak)
-                    .map_err(|e| e.to_string())
-            })
-            .as_ref()
-            .map_err(method)?;
-        if first == 0 {
+    ) -> Result<Result<ErrorSum, EncodeError>, ExecuteError> {
+        let Some(encoder) = self.encoder(job)? else { return Ok(Ok(ErrorSum::default())) };
+        if first_row == 0 {
             for (plane, bytes) in encoder.whole_planes() {
-                self.sink.write(job, plane, 0, &bytes).map_err(writing(job))?;
+                self.sink.write(job, plane, 0, bytes).map_err(writing(job))?;
             }
         }
         let mut buffers = lock(&self.buffers).pop().unwrap_or_default();
-        let encoded = encoder.encode(first, bytes, &mut buffers);
+        let encoded = encoder.encode(first_row, bytes, &mut buffers);
         if encoded.is_ok() {
-            for (plane, at, bytes) in encoder.placed(first, n, &buffers) {
-                self.sink.write(job, plane, at, bytes).map_err(writing(job))?;
+            for plane in 0..encoder.encoding().planes.len() {
+                let at = encoder.plane_offset(plane, first_row);
+                let bytes = buffers.plane(plane);
+                if !bytes.is_empty() {
+                    self.sink.write(job, plane, at, bytes).map_err(writing(job))?;
+                }
             }
         }
         lock(&self.buffers).push(buffers);
         Ok(encoded)
     }
 
-    fn report_non_finite(&self, job: usize, base: u64, found: NonFinite) {
+    /// The job's encoder; `None` when the run stopped before its peak was known.
+    fn encoder(&self, job: usize) -> Result<Option<Arc<Encoder>>, ExecuteError> {
+        let (state, spec) = (&self.states[job], &self.jobs[job]);
+        if let Some(encoder) = lock(&state.encoder).as_ref() {
+            return Ok(Some(Arc::clone(encoder)));
+        }
+        let whole = self.set_peak(state).map(|peak| Whole { peak });
+        if state.set.is_some() && whole.is_none() {
+            return Ok(None);
+        }
+        let made = Encoder::new(spec.method, spec.source.dtype(), state.rows, state.cols, whole)
+            .map_err(|e| ExecuteError::Method { job, reason: e.to_string() })?;
+        // Two workers may have made one each: the first stays.
+        let mut slot = lock(&state.encoder);
+        Ok(Some(Arc::clone(slot.get_or_insert_with(|| Arc::new(made)))))
+    }
+
+    fn reject(&self, job: usize, error: EncodeError) {
         self.scan_only.store(true, Ordering::Relaxed);
-        let mut all = lock(&self.non_finite);
-        let first = base + found.first;
-        all.entry(job)
-            .and_modify(|known| {
-                known.first = known.first.min(first);
-                known.count += found.count;
-            })
-            .or_insert(NonFiniteJob { job, first, count: found.count });
-        if all.len() > MAX_NON_FINITE {
+        let mut all = lock(&self.rejected);
+        match all.remove(&job) {
+            Some(known) => all.insert(job, known.merge(error)),
+            None => all.insert(job, error),
+        };
+        if all.len() > MAX_REJECTED {
             self.stopped.store(true, Ordering::Relaxed);
         }
     }
 
     fn finish(self) -> Result<Vec<ErrorSum>, ExecuteError> {
-        let into = |m: Mutex<_>| m.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = into(self.failure) {
+        if let Some(error) = self.failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
             return Err(error);
         }
-        let non_finite = self.non_finite.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if !non_finite.is_empty() {
-            let mut found: Vec<NonFiniteJob> = non_finite.into_values().collect();
-            found.truncate(MAX_NON_FINITE);
-            return Err(ExecuteError::NonFinite(found));
+        let rejected = self.rejected.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if !rejected.is_empty() {
+            let all = rejected.into_iter().map(|(job, error)| Rejected { job, error });
+            return Err(ExecuteError::Rejected(all.take(MAX_REJECTED).collect()));
         }
-        let total = |state: JobState| {
-            let sums = state.sums.into_inner().unwrap_or_else(PoisonError::into_inner);
-            sums.into_values().fold(ErrorSum::default(), |a, b| a + b)
-        };
-        Ok(self.states.into_iter().map(total).collect())
+        let sum = |s: JobState| s.sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(self.states.into_iter().map(sum).collect())
     }
 }
 
@@ -428,25 +422,31 @@ impl JobState {
         let (rows, cols) = job.source.shape().matrix().ok_or_else(|| bad("shape overflows"))?;
         let width = job.source.dtype().bytes().ok_or_else(|| bad("elements are not whole bytes"))?;
         let row_bytes = cols.checked_mul(width).ok_or_else(|| bad("shape overflows"))?;
-        let unit = Encoder::row_block(job.method).min(rows).max(1);
+        let unit = match job.method {
+            Method::Keep => 1,
+            // A peak is not known yet; the rows that belong together do not depend on it.
+            method => Encoder::new(method, job.source.dtype(), rows, cols, Some(Whole { peak: 1.0 }))
+                .map_err(|e| bad(&e.to_string()))?
+                .row_block(),
+        };
         let fit = (BLOCK_BYTES / row_bytes.max(1)) / unit * unit;
-        let block_rows = fit.max(unit).min(rows.max(1));
+        let block_rows = fit.max(unit).min(rows).max(1);
         Ok(JobState {
             rows,
             cols,
             row_bytes,
             block_rows,
             set,
-            encoder: OnceLock::new(),
+            encoder: Mutex::new(None),
             blocks_left: AtomicUsize::new(rows.div_ceil(block_rows) as usize),
-            sums: Mutex::new(BTreeMap::new()),
+            sum: Mutex::new(ErrorSum::default()),
         })
     }
 
-    /// The job's blocks with their numbers.
-    fn blocks(&self) -> impl Iterator<Item = (usize, Range<u64>)> + use<> {
+    /// Row ranges of the job's blocks.
+    fn blocks(&self) -> impl Iterator<Item = Range<u64>> + use<> {
         let (rows, step) = (self.rows, self.block_rows);
-        (0..rows.div_ceil(step)).map(move |b| (b as usize, b * step..((b + 1) * step).min(rows)))
+        (0..rows.div_ceil(step)).map(move |b| b * step..((b + 1) * step).min(rows))
     }
 }
 
