@@ -11,7 +11,9 @@ pub fn radpack(given: Option<PathBuf>) -> Result<PathBuf> {
         return bin.canonicalize().map_err(testkit::at(&bin));
     }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    run(cargo.args(["build", "--release", "--locked", "--bin", "radpack"]).current_dir(testkit::root()))?;
+    run(cargo
+        .args(["build", "--release", "--locked", "--bin", "radpack"])
+        .current_dir(testkit::root()))?;
     Ok(testkit::target().join("release/radpack").with_extension(std::env::consts::EXE_EXTENSION))
 }
 

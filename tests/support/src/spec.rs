@@ -44,7 +44,7 @@ pub struct Digests {
     pub tensors: usize,
     /// Bytes of the safetensors files, headers included.
     pub bytes: u64,
-    /// Number of elements over all tensors.
+    /// Half the bytes of all tensors: the number of bf16 elements, with an i64 counted as four.
     pub params: u64,
     /// File name → sha256 in hex, for every file of the folder.
     pub sha256: BTreeMap<String, String>,

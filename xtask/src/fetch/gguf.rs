@@ -113,7 +113,9 @@ impl Gguf {
     /// A number pair stored as f32, as the decimal number it was written for.
     pub fn float(&self, key: &str) -> Result<f64> {
         match self.pairs.get(key) {
-            Some(&Value::Float(x)) => format!("{}", x as f32).parse().map_err(|e| format!("{key}: {e}")),
+            Some(&Value::Float(x)) => {
+                format!("{}", x as f32).parse().map_err(|e| format!("{key}: {e}"))
+            }
             other => Err(format!("{key}: expected a number, found {other:?}")),
         }
     }
@@ -164,14 +166,18 @@ impl Gguf {
     pub fn values(&self, name: &str) -> Result<Vec<f32>> {
         let tensor = self.tensor(name)?;
         let too_long = || format!("{name}: ends past the file");
-        let count = tensor.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_long)?;
+        let count =
+            tensor.shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(too_long)?;
         let (block, bytes) = match tensor.kind {
             Kind::F32 => (1, 4),
             Kind::Q4_1 => (32, 20),
             Kind::Q8_0 => (32, 34),
         };
         if tensor.shape.last().is_some_and(|d| d % block != 0) {
-            return Err(format!("{name}: rows of {:?} are no whole blocks of {block}", tensor.shape));
+            return Err(format!(
+                "{name}: rows of {:?} are no whole blocks of {block}",
+                tensor.shape
+            ));
         }
         let start = self.data.checked_add(tensor.offset).ok_or_else(too_long)?;
         let length = (count / block).checked_mul(bytes).ok_or_else(too_long)?;

@@ -123,7 +123,12 @@ fn listing(folder: &Path) -> Result<String> {
         let path = folder.join(&file);
         let size = fs::metadata(&path).map_err(testkit::at(&path))?.len();
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{}  {size:>10}  {}", sha256_file(&path)?, PathBuf::from(file).display());
+        let _ = writeln!(
+            text,
+            "{}  {size:>10}  {}",
+            sha256_file(&path)?,
+            PathBuf::from(file).display()
+        );
     }
     Ok(text)
 }

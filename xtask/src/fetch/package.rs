@@ -59,9 +59,8 @@ fn pip() -> Result<Command> {
     } else {
         if !has_pip(&private) {
             let mut make = Command::new(&system);
-            build::run(make.args(["-m", "venv"]).arg(&venv)).map_err(|e| {
-                format!("needs python3 with pip, or with venv to get pip: {e}")
-            })?;
+            build::run(make.args(["-m", "venv"]).arg(&venv))
+                .map_err(|e| format!("needs python3 with pip, or with venv to get pip: {e}"))?;
         }
         private
     };

@@ -94,7 +94,8 @@ fn halves_apart(values: &[f32], shape: &[u64], heads: u64) -> Result<Vec<f32>> {
     if heads == 0 || rows % (2 * heads) != 0 {
         return Err(format!("{rows} rows are no pairs in {heads} heads"));
     }
-    let (head, half, columns) = ((rows / heads) as usize, (rows / heads / 2) as usize, columns as usize);
+    let (head, half, columns) =
+        ((rows / heads) as usize, (rows / heads / 2) as usize, columns as usize);
     let mut out = Vec::with_capacity(values.len());
     for row in 0..rows as usize {
         let (start, within) = (row - row % head, row % head);

@@ -1,0 +1,4 @@
+//! repro
+pub fn run(_: Option<std::path::PathBuf>) -> crate::Result<()> {
+    Ok(())
+}
