@@ -9,7 +9,7 @@ mod smollm2;
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::ValueEnum;
 use testkit::digest::sha256_file;
@@ -123,12 +123,7 @@ fn listing(folder: &Path) -> Result<String> {
         let path = folder.join(&file);
         let size = fs::metadata(&path).map_err(testkit::at(&path))?.len();
         // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{}  {size:>10}  {}",
-            sha256_file(&path)?,
-            PathBuf::from(file).display()
-        );
+        let _ = writeln!(text, "{}  {size:>10}  {}", sha256_file(&path)?, file.display());
     }
     Ok(text)
 }

@@ -137,9 +137,9 @@ pub fn check(path: &str, tokens: &[Token], report: &mut impl FnMut(usize, &'stat
         }
     };
     vague(1, stem.unwrap_or_default());
-    for i in 0..tokens.len() {
-        if text(i) == "mod" && text(i + 2) == "{" {
-            vague(tokens[i].line, text(i + 1));
+    for (i, token) in tokens.iter().enumerate() {
+        if token.text == "mod" && text(i + 2) == "{" {
+            vague(token.line, text(i + 1));
         }
     }
 
