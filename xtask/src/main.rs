@@ -1,2 +1,89 @@
-//! Repository tasks.
-fn main() {}
+//! Repository tasks, run as `cargo xtask TASK`.
+//!
+//! Results go to stdout, what is being done to stderr. The exit status is 0 if the task found nothing wrong, else 1.
+
+mod bench;
+mod build;
+mod fetch;
+mod fixtures;
+mod repro;
+mod tidy;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// What went wrong, in words.
+type Result<T> = std::result::Result<T, String>;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Repository tasks", arg_required_else_help = true)]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Make the tiny models and check them against their manifest
+    Fixtures {
+        /// Folder that gets one folder per model [default: target/fixtures]
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
+    /// Write a published model as sparse files: real config and shapes, zeros as data
+    Sparse {
+        /// Name in fixtures/gemma4, such as gemma-4-31B
+        model: String,
+        /// Folder to write
+        #[arg(long)]
+        out: PathBuf,
+        #[command(flatten)]
+        layout: fixtures::SparseArgs,
+    },
+    /// Bring a real trained model as a Hugging Face folder into target/models
+    Fetch {
+        #[arg(value_enum)]
+        model: fetch::Model,
+    },
+    /// Check the rules of the tree: dependency directions, who names which crate, file sizes, wording
+    Tidy,
+    /// Convert one model in different surroundings and compare the bytes
+    Repro {
+        /// The radpack binary [default: build target/release/radpack]
+        #[arg(long)]
+        bin: Option<PathBuf>,
+    },
+    /// Measure
+    Bench {
+        #[command(subcommand)]
+        what: Bench,
+    },
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Time and memory of planning and converting a full-size model
+    Scale(bench::ScaleArgs),
+}
+
+fn main() -> ExitCode {
+    let done = match Args::parse().task {
+        Task::Fixtures { out } => fixtures::tiny(out),
+        Task::Sparse { model, out, layout } => {
+            fixtures::sparse(&model, &out, layout.options()).map(|_| ())
+        }
+        Task::Fetch { model } => fetch::run(model),
+        Task::Tidy => tidy::run(),
+        Task::Repro { bin } => repro::run(bin),
+        Task::Bench { what: Bench::Scale(args) } => bench::scale(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("error: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}

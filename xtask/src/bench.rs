@@ -1,0 +1,205 @@
+//! `bench scale`: time and memory of planning and converting a full-size model.
+//!
+//! The source is sparse, so it needs no disk and is read at the speed of the page cache; the output is real and needs
+//! its full size on disk until the run is over.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::fixtures::{self, SparseArgs};
+use crate::{Result, build};
+
+/// How to run `bench scale`.
+#[derive(Debug, Args)]
+pub struct ScaleArgs {
+    /// Name in fixtures/gemma4
+    #[arg(long, default_value = "gemma-4-31B")]
+    model: String,
+    /// Recipe of the conversion
+    #[arg(long, default_value = "int8-g128")]
+    recipe: String,
+    /// Worker threads [default: radpack's]
+    #[arg(long)]
+    threads: Option<u32>,
+    /// The radpack binary [default: build target/release/radpack]
+    #[arg(long)]
+    bin: Option<PathBuf>,
+    /// Folder for source and output; it is emptied [default: target/scale]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Only plan: no conversion
+    #[arg(long)]
+    dry_run: bool,
+    /// One JSON document instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    layout: SparseArgs,
+}
+
+/// What one run took.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Usage {
+    /// Seconds from start to end.
+    wall: f64,
+    /// Largest resident set in bytes, mapped files included; the kernel keeps this maximum.
+    peak_rss: u64,
+    /// Largest sampled resident set without file mappings, in bytes.
+    peak_anonymous: u64,
+    /// How often memory was sampled.
+    samples: u32,
+}
+
+/// Time between two looks at a process's memory.
+const SAMPLE_EVERY: Duration = Duration::from_millis(20);
+
+/// Makes the model, plans it, converts it, and prints what that took.
+pub fn scale(args: &ScaleArgs) -> Result<()> {
+    let bin = build::radpack(args.bin.clone())?;
+    let dir = args.dir.clone().unwrap_or_else(|| testkit::target().join("scale"));
+    build::remove_folder(&dir)?;
+    let source = dir.join(&args.model);
+    let made = fixtures::sparse(&args.model, &source, args.layout.options())?;
+    let out = dir.join(format!("{}.rad", args.model));
+    let convert = || {
+        let mut radpack = Command::new(&bin);
+        radpack.arg("convert").arg(&source).arg("-o").arg(&out).args(["--recipe", &args.recipe]);
+        if let Some(threads) = args.threads {
+            radpack.args(["--threads", &threads.to_string()]);
+        }
+        radpack
+    };
+    eprintln!("planning");
+    let plan = measure(convert().arg("--dry-run"))?;
+    let converted = if args.dry_run {
+        None
+    } else {
+        eprintln!("converting");
+        let usage = measure(&mut convert())?;
+        Some((usage, fs::metadata(&out).map_err(testkit::at(&out))?.len()))
+    };
+    build::remove_folder(&dir)?;
+    if args.json {
+        println!("{:#}", document(args, made.bytes, plan, converted));
+        return Ok(());
+    }
+    println!(
+        "model     {} · {:.2} GB in {} tensors and {} shards, sparse",
+        args.model,
+        made.bytes as f64 / 1e9,
+        made.tensors,
+        made.shards
+    );
+    println!("dry run   {}", row(plan));
+    if let Some((usage, size)) = converted {
+        println!("convert   {}", row(usage));
+        println!(
+            "output    {} · {:.2} GB, {:.2} GB/s of source",
+            args.recipe,
+            size as f64 / 1e9,
+            made.bytes as f64 / 1e9 / usage.wall
+        );
+    }
+    Ok(())
+}
+
+fn row(u: Usage) -> String {
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    format!(
+        "{:8.2} s   VmHWM {:9.1} MiB   RssAnon peak {:7.1} MiB in {} samples",
+        u.wall,
+        mib(u.peak_rss),
+        mib(u.peak_anonymous),
+        u.samples
+    )
+}
+
+fn document(args: &ScaleArgs, bytes: u64, plan: Usage, converted: Option<(Usage, u64)>) -> Value {
+    let usage = |u: Usage| {
+        json!({
+            "wall_s": u.wall,
+            "vm_hwm_bytes": u.peak_rss,
+            "rss_anon_peak_bytes": u.peak_anonymous,
+            "samples": u.samples,
+        })
+    };
+    json!({
+        "model": args.model,
+        "recipe": args.recipe,
+        "threads": args.threads,
+        "cpus": std::thread::available_parallelism().map_or(0, usize::from),
+        "source_bytes": bytes,
+        "dry_run": usage(plan),
+        "convert": converted.map(|(u, _)| usage(u)),
+        "output_bytes": converted.map(|(_, size)| size),
+        "source_gb_per_s": converted.map(|(u, _)| bytes as f64 / 1e9 / u.wall),
+    })
+}
+
+/// Runs a program to its end and watches its memory. Its stdout is dropped; its stderr is shown.
+fn measure(command: &mut Command) -> Result<Usage> {
+    let shown = build::shown(command);
+    let failed = |e: std::io::Error| format!("{shown}: {e}");
+    let start = Instant::now();
+    let mut child = command.stdout(Stdio::null()).spawn().map_err(failed)?;
+    let status_file = format!("/proc/{}/status", child.id());
+    let mut usage = Usage::default();
+    loop {
+        // Read before the wait: the file of a process that has been waited for is gone.
+        if let Ok(status) = fs::read_to_string(&status_file)
+            && let (Some(rss), Some(anonymous)) =
+                (field(&status, "VmHWM"), field(&status, "RssAnon"))
+        {
+            usage.peak_rss = usage.peak_rss.max(rss);
+            usage.peak_anonymous = usage.peak_anonymous.max(anonymous);
+            usage.samples += 1;
+        }
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            usage.wall = start.elapsed().as_secs_f64();
+            if !status.success() {
+                return Err(format!("{shown}: {status}"));
+            }
+            if usage.samples == 0 {
+                return Err(format!("{shown}: no memory sample; /proc is needed, as on Linux"));
+            }
+            return Ok(usage);
+        }
+        sleep(SAMPLE_EVERY);
+    }
+}
+
+/// A memory field of `/proc/PID/status`, in bytes.
+fn field(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_a_status_file_are_read_in_bytes() {
+        let status = "VmPeak:\t   99 kB\nVmHWM:\t   12345 kB\nRssAnon:\t       0 kB\nThreads:\t3\n";
+        assert_eq!(field(status, "VmHWM"), Some(12345 * 1024));
+        assert_eq!(field(status, "RssAnon"), Some(0));
+        assert_eq!(field(status, "Threads"), None);
+        assert_eq!(field(status, "VmH"), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_is_sampled_and_a_failing_one_is_an_error() {
+        let usage = measure(Command::new("sleep").arg("0.2")).unwrap();
+        assert!(usage.wall >= 0.2 && usage.samples >= 2, "{usage:?}");
+        assert!(usage.peak_rss >= usage.peak_anonymous && usage.peak_anonymous > 0, "{usage:?}");
+        assert_eq!(measure(&mut Command::new("false")).unwrap_err(), "false: exit status: 1");
+    }
+}
