@@ -1,1 +1,44 @@
-//! checkpoint
+//! Stage 1: open a source. The noun is [`Checkpoint`].
+//!
+//! | file | one noun each |
+//! |---|---|
+//! | `open` | [`Checkpoint`]: the order of the steps below |
+//! | `source` | what a user can name: paths, [`HubId`], [`HubEnvironment`] |
+//! | `folder` | the folder's files; which symbolic links are followed; Git LFS pointers |
+//! | `layout` | which files hold the weights, by names alone |
+//! | `index` | the index of shards and its cross-check |
+//! | `safetensors` | headers, read strictly |
+//! | `shard` | one mapped weight file |
+//! | `parts` | a weight assembled from tensors, read by rows |
+//! | `json` | [`JsonFile`]: configs, read strictly |
+//! | `quantized` | signs that the weights are quantized already |
+//! | `tokenizer` | token ids against the rows of the embedding |
+//! | `side` | which other files go into the artifact |
+//! | `digest` | sha256 of every file that the output depends on |
+//! | `hub` | downloads (feature `hub`), the only network code |
+
+mod digest;
+mod folder;
+#[cfg(feature = "hub")]
+mod hub;
+mod index;
+mod json;
+mod layout;
+mod open;
+mod parts;
+mod quantized;
+pub mod safetensors;
+mod shard;
+mod side;
+mod source;
+mod tokenizer;
+
+pub use digest::{FileDigest, SourceFile};
+pub use json::{JsonFile, MAX_CONFIG_BYTES};
+pub use open::Checkpoint;
+pub use quantized::QuantizedWith;
+pub use side::{LeftOut, MAX_SIDE_FILE_BYTES, SideFile};
+pub use source::{
+    HubEnvironment, HubId, HubIdentity, OnTransfer, OpenOptions, Transfer, is_hub_id,
+};
+pub use tokenizer::TokenizerReport;

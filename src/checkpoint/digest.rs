@@ -1,0 +1,106 @@
+//! The files that an output depends on, and their sha256.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+
+use super::folder::Found;
+use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
+
+/// Bytes read and hashed at once: large enough that system calls cost nothing, small enough to stay in the cache.
+const CHUNK: usize = 256 << 10;
+
+/// A file of the source that the output depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceFile {
+    /// Name within the checkpoint, with `/`.
+    pub path: String,
+    /// Its length.
+    pub bytes: u64,
+    pub(super) found: Found,
+}
+
+/// A source file's digest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileDigest {
+    /// Name within the checkpoint, with `/`.
+    pub path: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Sha256 of its bytes.
+    pub sha256: [u8; 32],
+}
+
+impl FileDigest {
+    /// The digest in lower-case hex.
+    pub fn hex(&self) -> String {
+        self.sha256.iter().map(|b| format!("{b:02x}")).collect()
+    }
+}
+
+/// Hashes files in parallel, one task a file. `progress` is told the bytes of each chunk as it is done.
+pub(super) fn hash(
+    files: &[SourceFile],
+    cancel: &AtomicBool,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Vec<FileDigest>> {
+    let results: Vec<io::Result<Option<FileDigest>>> =
+        files.par_iter().map(|file| hash_one(file, cancel, progress)).collect();
+    let mut digests = Vec::with_capacity(files.len());
+    let mut problems = Problems::new();
+    let mut cancelled = false;
+    for (file, result) in files.iter().zip(results) {
+        match result {
+            Ok(Some(digest)) => digests.push(digest),
+            Ok(None) => cancelled = true,
+            Err(e) => problems
+                .push(Diagnostic::new("checkpoint", format!("cannot hash {}: {e}", file.path))),
+        }
+    }
+    if cancelled && problems.is_empty() {
+        return Err(Failure::plain(FailureKind::Failed, "stopped while hashing the source"));
+    }
+    problems.finish(FailureKind::Failed, "the source cannot be hashed", digests)
+}
+
+fn hash_one(
+    file: &SourceFile,
+    cancel: &AtomicBool,
+    progress: &(dyn Fn(u64) + Sync),
+) -> io::Result<Option<FileDigest>> {
+    // Read, not mapped: a file that shrinks under us gives an error here instead of SIGBUS, and no page of it counts
+    // as this process's memory.
+    let mut input = File::open(&file.found.location)?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0u8; CHUNK];
+    let mut total = 0u64;
+    loop {
+        if cancel.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let read = match input.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
+        };
+        let chunk = buffer.get(..read).ok_or_else(|| io::Error::other("read past the buffer"))?;
+        hasher.update(chunk);
+        total += read as u64;
+        if total > file.bytes {
+            break;
+        }
+        progress(read as u64);
+    }
+    if total != file.bytes {
+        return Err(io::Error::other(format!(
+            "its length changed: it had {} bytes when it was opened",
+            file.bytes
+        )));
+    }
+    let sha256 = hasher.finalize().into();
+    Ok(Some(FileDigest { path: file.path.clone(), bytes: file.bytes, sha256 }))
+}

@@ -1,0 +1,228 @@
+//! Weights assembled from the bytes of one or more checkpoint tensors.
+
+use std::borrow::Cow;
+use std::io;
+use std::ops::Range;
+
+use super::shard::Shard;
+use crate::model::{Part, Weight};
+use crate::tensor::{DType, Shape, TensorSource};
+
+/// A tensor's place in a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Which shard.
+    pub shard: usize,
+    /// First byte in the file.
+    pub begin: u64,
+    /// First byte after the tensor.
+    pub end: u64,
+}
+
+/// A run of bytes of one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Which shard.
+    pub shard: usize,
+    /// Bytes in that file.
+    pub file: Range<u64>,
+    /// Where they begin in the weight.
+    pub at: u64,
+}
+
+/// A weight's bytes: runs of files, one after the other.
+pub(super) struct Assembled<'a> {
+    shards: &'a [Shard],
+    dtype: DType,
+    shape: Shape,
+    rows: u64,
+    row_bytes: u64,
+    runs: Vec<Run>,
+}
+
+impl std::fmt::Debug for Assembled<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Assembled")
+            .field("dtype", &self.dtype)
+            .field("shape", &self.shape)
+            .field("runs", &self.runs)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The runs of bytes that make up a weight, in the order of its rows. Neighbours in one file become one run.
+///
+/// `place` finds a tensor by name with its element type and shape.
+///
+/// # Errors
+/// `InvalidData` when the weight does not fit the checkpoint: a part that is absent, of another element type, with an
+/// index past dimension 0, or parts whose rows or columns do not add up to the weight's shape.
+pub(super) fn runs<'c>(
+    weight: &Weight,
+    place: impl Fn(&str) -> Option<(DType, &'c Shape, Place)>,
+) -> io::Result<Vec<Run>> {
+    let wrong = |what: String| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", weight.name))
+    };
+    let Some(width) = weight.dtype.bytes() else {
+        return Err(wrong(format!(
+            "{} elements are smaller than a byte and have no rows",
+            weight.dtype
+        )));
+    };
+    if weight.parts.is_empty() {
+        return Err(wrong("made of no checkpoint tensor".to_owned()));
+    }
+    let (_, cols) = weight
+        .shape
+        .matrix()
+        .ok_or_else(|| wrong(format!("shape {} exceeds 64 bits", weight.shape)))?;
+    let total = weight
+        .shape
+        .elements()
+        .and_then(|n| n.checked_mul(width))
+        .ok_or_else(|| wrong(format!("shape {} exceeds 64 bits", weight.shape)))?;
+    let mut runs: Vec<Run> = Vec::with_capacity(weight.parts.len());
+    let mut at = 0u64;
+    for part in &weight.parts {
+        let (dtype, shape, place) = place(&part.tensor)
+            .ok_or_else(|| wrong(format!("no tensor {} in the checkpoint", part.tensor)))?;
+        if dtype != weight.dtype {
+            return Err(wrong(format!("{} is {dtype}, the weight {}", part.tensor, weight.dtype)));
+        }
+        let (shape, file) = slice(part, shape, place).map_err(&wrong)?;
+        // A single part may be seen under another shape of as many elements (a patch convolution as a matrix);
+        // joined parts must share their columns, or the rows of one would run into those of the next.
+        let joined = weight.parts.len() > 1 && weight.shape.rank() > 1;
+        if joined && shape.matrix().is_none_or(|(_, c)| c != cols) {
+            return Err(wrong(format!(
+                "part {} has shape {shape}, and rows of {cols} are joined",
+                part.tensor
+            )));
+        }
+        let bytes = file.end - file.start;
+        match runs.last_mut() {
+            Some(last) if last.shard == place.shard && last.file.end == file.start => {
+                last.file.end = file.end
+            }
+            _ => runs.push(Run { shard: place.shard, file, at }),
+        }
+        at = at
+            .checked_add(bytes)
+            .ok_or_else(|| wrong("its parts exceed 64 bits of size".to_owned()))?;
+    }
+    if at != total {
+        return Err(wrong(format!(
+            "its parts hold {at} bytes, shape {} of {} takes {total}",
+            weight.shape, weight.dtype
+        )));
+    }
+    Ok(runs)
+}
+
+/// Shape and bytes of a part: the whole tensor, or one index of its dimension 0.
+fn slice(part: &Part, shape: &Shape, place: Place) -> Result<(Shape, Range<u64>), String> {
+    let Some(index) = part.index else {
+        return Ok((shape.clone(), place.begin..place.end));
+    };
+    let Some((&count, inner)) = shape.extents().split_first() else {
+        return Err(format!("{} is a scalar and has no index {index}", part.tensor));
+    };
+    if index >= count {
+        return Err(format!(
+            "{} has {count} entries along dimension 0, no index {index}",
+            part.tensor
+        ));
+    }
+    // The header's check makes the tensor's bytes a multiple of its first extent.
+    let each = (place.end - place.begin) / count;
+    let begin = place.begin + each * index;
+    Ok((Shape::from(inner), begin..begin + each))
+}
+
+impl<'a> Assembled<'a> {
+    /// A weight over its runs.
+    pub fn new(weight: &Weight, shards: &'a [Shard], runs: Vec<Run>) -> io::Result<Assembled<'a>> {
+        let geometry = weight
+            .shape
+            .matrix()
+            .and_then(|(rows, cols)| Some((rows, cols.checked_mul(weight.dtype.bytes()?)?)));
+        let (rows, row_bytes) = geometry.ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("{}: no rows of whole bytes", weight.name),
+            )
+        })?;
+        Ok(Assembled {
+            shards,
+            dtype: weight.dtype,
+            shape: weight.shape.clone(),
+            rows,
+            row_bytes,
+            runs,
+        })
+    }
+
+    fn file_bytes(&self, shard: usize, range: Range<u64>) -> io::Result<&'a [u8]> {
+        self.shards
+            .get(shard)
+            .and_then(|s| s.bytes(range))
+            .ok_or_else(|| io::Error::other("a run outside its file"))
+    }
+}
+
+/// The parts of `runs` that cover the bytes `wanted` of the weight, as file ranges in order.
+pub(super) fn covering(
+    runs: &[Run],
+    wanted: Range<u64>,
+) -> impl Iterator<Item = (usize, Range<u64>)> + '_ {
+    let first =
+        runs.partition_point(|run| run.at + (run.file.end - run.file.start) <= wanted.start);
+    runs.iter().skip(first).take_while(move |run| run.at < wanted.end).map(move |run| {
+        let skip = wanted.start.saturating_sub(run.at);
+        let length = (run.file.end - run.file.start).min(wanted.end - run.at);
+        (run.shard, run.file.start + skip..run.file.start + length)
+    })
+}
+
+impl TensorSource for Assembled<'_> {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
+        if range.start > range.end || range.end > self.rows {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("rows {}..{} of a weight with {} rows", range.start, range.end, self.rows),
+            ));
+        }
+        // No overflow: rows × row_bytes is the weight's size, checked when the runs were made.
+        let wanted = range.start * self.row_bytes..range.end * self.row_bytes;
+        if wanted.is_empty() {
+            return Ok(Cow::Borrowed(&[]));
+        }
+        let mut pieces = covering(&self.runs, wanted.clone());
+        let Some((shard, file)) = pieces.next() else {
+            return Err(io::Error::other("rows outside the runs"));
+        };
+        let first = self.file_bytes(shard, file)?;
+        let total = usize::try_from(wanted.end - wanted.start).map_err(io::Error::other)?;
+        if first.len() == total {
+            return Ok(Cow::Borrowed(first));
+        }
+        let mut bytes = Vec::with_capacity(total);
+        bytes.extend_from_slice(first);
+        for (shard, file) in pieces {
+            bytes.extend_from_slice(self.file_bytes(shard, file)?);
+        }
+        if bytes.len() != total {
+            return Err(io::Error::other("rows outside the runs"));
+        }
+        Ok(Cow::Owned(bytes))
+    }
+}
