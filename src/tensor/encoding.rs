@@ -252,8 +252,9 @@ impl Encoding {
             if let Some((base, n)) = base
                 && n > 0
             {
-                let below = |q: &PlaneSpec| level(&q.role, base) == Some(n - 1);
-                if !self.planes.iter().any(below) {
+                // The level below goes by its exact name: `scale.01` is a level, but not the one `scale.2` needs.
+                let below = if n == 1 { base.to_owned() } else { format!("{base}.{}", n - 1) };
+                if self.plane(&below).is_none() {
                     return fail(format!("`{}` without level {}", p.role, n - 1));
                 }
             }
@@ -401,6 +402,11 @@ mod tests {
             let why = e.check().expect_err(text).0;
             assert!(why.contains(text), "{why} / {text}");
         }
+        let mut levels = int8_g128();
+        levels.planes.push(PlaneSpec::tiled("scale.01", DType::F32, [0, 0]));
+        assert_eq!(levels.check(), Ok(()), "numbers in roles are read leniently");
+        levels.planes.push(PlaneSpec::tiled("scale.2", DType::F32, [0, 0]));
+        assert!(levels.check().is_err(), "but the level below is looked up by name");
         let mut plain = Encoding::plain(DType::BF16);
         plain.transform = "fwht2".into();
         assert!(plain.check().is_err());
