@@ -229,7 +229,9 @@ impl Encoding {
             Some(PlaneLayout::Table { extent }) if extent[1] == code_cols => {}
             None if code_cols == 1 => {}
             _ => {
-                return fail("codes wider than one column need a `grid` table of that width".into());
+                return fail(
+                    "codes wider than one column need a `grid` table of that width".into(),
+                );
             }
         }
         if table(role::TABLE).is_some() && table("grid").is_some() {
