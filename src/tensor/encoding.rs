@@ -101,6 +101,11 @@ impl PlaneSpec {
         Some(n.checked_mul(u64::from(self.dtype.bits()))?.div_ceil(8))
     }
 
+    /// Level of this plane among the planes of `base` (`scale` or `min`): 0 for `base` itself, N for `base.N`.
+    pub fn level(&self, base: &str) -> Option<u64> {
+        level(&self.role, base).map(i64::unsigned_abs)
+    }
+
     /// Bytes of the whole plane for a weight of `rows` × `cols`; `None` when the product exceeds 64 bits.
     pub fn bytes(&self, rows: u64, cols: u64) -> Option<u64> {
         self.grid(rows, cols).0.checked_mul(self.row_bytes(cols)?)
@@ -143,6 +148,12 @@ impl Encoding {
     /// The plane of that role and its index.
     pub fn plane(&self, role: &str) -> Option<(usize, &PlaneSpec)> {
         self.planes.iter().enumerate().find(|(_, p)| p.role == role)
+    }
+
+    /// Block width N of the transform `fwhtN`, read as a container reader does; `None` for another transform.
+    pub fn fwht(&self) -> Option<u64> {
+        let n = lenient(self.transform.strip_prefix("fwht")?);
+        (n >= 2 && n & (n - 1) == 0).then_some(n.unsigned_abs())
     }
 
     /// Element type of the codes.
