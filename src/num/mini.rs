@@ -115,7 +115,10 @@ mod tests {
                 assert_eq!(f16_bits(ours), h);
             }
             let (ours, theirs) = (bf16_value(h), half::bf16::from_bits(h).to_f32());
-            assert!(ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(), "{h:#x}");
+            assert!(
+                ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
+                "{h:#x}"
+            );
             if !ours.is_nan() {
                 assert_eq!(bf16_bits(bf16_value(h)), h);
             }

@@ -19,6 +19,7 @@ pub mod mini;
 mod widen;
 
 pub use bits::{pack, row_bytes, unpack};
+pub(crate) use element::round_away;
 pub use element::{Element, decode_fnuz};
 pub use finite::{NonFinite, find_non_finite};
 pub use widen::{WidenError, widen, widens};

@@ -1,0 +1,208 @@
+//! The common grids and casts over vector kernels, row by row.
+
+use crate::num::pack;
+use crate::recipe::ScaleRule;
+use crate::tensor::DType;
+
+use super::encoder::Work;
+use super::error::{ErrorSum, LANES, Lanes};
+use super::grid::{Codes, GridPlan, Levels, WholeScale};
+use super::kernel::Kernel;
+use super::lanes::{CodeKind, Ops, Row, Scale, Source, Target};
+
+/// f32 bits from which a magnitude is infinite or NaN.
+const NON_FINITE: u32 = 0x7f80_0000;
+
+/// Rows were not encoded: they hold NaN, infinity or, in a cast, a value out of range.
+#[derive(Debug)]
+pub(super) struct Unfit;
+
+/// The kernels for one weight.
+#[derive(Clone, Copy)]
+pub(super) struct Fast {
+    ops: &'static Ops,
+    source: Source,
+}
+
+/// The kernel's source type, where it has one.
+fn source_of(dtype: DType) -> Option<Source> {
+    match dtype {
+        DType::F32 => Some(Source::F32),
+        DType::F16 => Some(Source::F16),
+        DType::BF16 => Some(Source::BF16),
+        _ => None,
+    }
+}
+
+/// The kernel's target type, where it has one.
+pub(super) fn target_of(dtype: DType) -> Option<Target> {
+    match dtype {
+        DType::F32 => Some(Target::F32),
+        DType::F16 => Some(Target::F16),
+        DType::BF16 => Some(Target::BF16),
+        DType::F8E4M3 => Some(Target::E4M3),
+        DType::F8E5M2 => Some(Target::E5M2),
+        _ => None,
+    }
+}
+
+fn kind_of(codes: &Codes) -> Option<CodeKind> {
+    match codes {
+        Codes::Int { element, lo, hi } if matches!(element.bits(), 4 | 8) => {
+            Some(CodeKind::Int { lo: *lo as f32, hi: *hi as f32 })
+        }
+        Codes::Float { element } => match element.dtype() {
+            DType::F8E4M3 => Some(CodeKind::E4M3),
+            DType::F8E5M2 => Some(CodeKind::E5M2),
+            DType::F4E2M1 => Some(CodeKind::E2M1),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+impl Fast {
+    /// Kernels for sources of that type; `None` leaves the work to the reference.
+    pub fn new(kernel: Kernel, source: DType) -> Option<Fast> {
+        Some(Fast { ops: kernel.ops()?, source: source_of(source)? })
+    }
+
+    /// Whether the kernels cover the grid.
+    pub fn covers(plan: &GridPlan, cols: usize) -> bool {
+        let second_known =
+            plan.block2.is_none() || matches!(plan.whole, Some(WholeScale::Second(..)));
+        kind_of(&plan.codes).is_some()
+            && matches!(plan.rule, ScaleRule::Absmax | ScaleRule::Mx)
+            && plan.zero.is_none()
+            && plan.fwht.is_none()
+            && second_known
+            && (plan.block[1].is_multiple_of(LANES) || plan.block[1] >= cols)
+    }
+
+    /// Largest magnitude, as f32 bits without sign.
+    pub fn peak(&self, bytes: &[u8]) -> u32 {
+        let mut peak = [0u32];
+        let mut values = [0f32; 1024];
+        for bytes in bytes.chunks(values.len() * self.source.width()) {
+            let n = bytes.len() / self.source.width();
+            (self.ops.widen)(self.source, bytes, &mut values[..n]);
+            (self.ops.peaks)(&values[..n], n.max(1), &mut peak);
+        }
+        peak[0]
+    }
+
+    /// Encodes whole row blocks of `cols` columns.
+    pub fn grid(
+        &self,
+        plan: &GridPlan,
+        cols: usize,
+        bytes: &[u8],
+        planes: &mut [Vec<u8>],
+        work: &mut Work,
+    ) -> Result<ErrorSum, Unfit> {
+        let Some(kind) = kind_of(&plan.codes) else { return Err(Unfit) };
+        let row_bytes = cols * self.source.width();
+        let n = bytes.len() / row_bytes;
+        let (block_rows, block) = match plan.whole {
+            Some(WholeScale::First(_)) => (1, cols),
+            _ => (plan.block[0], plan.block[1]),
+        };
+        let blocks = cols.div_ceil(block);
+        let bits = plan.codes.bits();
+        let code_row = (cols * bits as usize).div_ceil(8);
+        let scale_bits = match &plan.levels {
+            Levels::One(one) => one.scale.bits(),
+            Levels::Two(two) => two.first.bits(),
+        };
+        let scale_row = (blocks * scale_bits as usize).div_ceil(8);
+        let second = match plan.whole {
+            Some(WholeScale::Second(_, value)) => value,
+            _ => 1.0,
+        };
+        planes[0].resize(n * code_row, 0);
+        let keeps_scales = !matches!(plan.whole, Some(WholeScale::First(_)));
+        if keeps_scales {
+            planes[plan.at.scale].resize(n.div_ceil(block_rows) * scale_row, 0);
+        }
+        work.values.resize(cols, 0.0);
+        work.bytes.resize(cols, 0);
+        let mut sum = ErrorSum::default();
+        for (i, group) in bytes.chunks(block_rows.saturating_mul(row_bytes)).enumerate() {
+            work.peaks.clear();
+            work.peaks.resize(blocks, 0);
+            for row in group.chunks_exact(row_bytes) {
+                (self.ops.widen)(self.source, row, &mut work.values);
+                (self.ops.peaks)(&work.values, block, &mut work.peaks);
+            }
+            if work.peaks.iter().any(|p| *p >= NON_FINITE) {
+                return Err(Unfit);
+            }
+            work.scales.clear();
+            work.codes.clear();
+            for peak in &work.peaks {
+                let amax = f32::from_bits(*peak);
+                let chosen = match (&plan.levels, plan.whole) {
+                    (_, Some(WholeScale::First(chosen))) => chosen,
+                    (Levels::One(one), _) => one.choose(amax),
+                    (Levels::Two(two), _) => two.choose(two.target(amax), second),
+                };
+                work.scales.push(Scale { scale: chosen.scale, inverse: chosen.inverse });
+                work.codes.push(chosen.code);
+            }
+            if keeps_scales {
+                pack(
+                    &work.codes,
+                    scale_bits,
+                    &mut planes[plan.at.scale][i * scale_row..][..scale_row],
+                );
+            }
+            let rows = group.len() / row_bytes;
+            for (r, row) in group.chunks_exact(row_bytes).enumerate() {
+                if rows > 1 {
+                    (self.ops.widen)(self.source, row, &mut work.values);
+                }
+                let out = &mut planes[0][(i * block_rows + r) * code_row..][..code_row];
+                let row = Row { values: &work.values, block, scales: &work.scales, second };
+                let mut lanes = Lanes::ZERO;
+                if bits == 8 {
+                    (self.ops.codes)(kind, &row, out, &mut lanes);
+                } else {
+                    (self.ops.codes)(kind, &row, &mut work.bytes, &mut lanes);
+                    (self.ops.nibbles)(&work.bytes, out);
+                }
+                sum.add_lanes(&lanes);
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Converts rows to a plain type in which magnitudes of `limit` (f32 bits) and more do not exist.
+    pub fn cast(
+        &self,
+        target: Target,
+        limit: u32,
+        cols: usize,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+        work: &mut Work,
+    ) -> Result<ErrorSum, Unfit> {
+        let row_bytes = cols * self.source.width();
+        out.resize(bytes.len() / self.source.width() * target.width(), 0);
+        work.values.resize(cols, 0.0);
+        let mut sum = ErrorSum::default();
+        for (row, out) in
+            bytes.chunks_exact(row_bytes).zip(out.chunks_exact_mut(cols * target.width()))
+        {
+            let mut peak = [0];
+            (self.ops.widen)(self.source, row, &mut work.values);
+            (self.ops.peaks)(&work.values, cols, &mut peak);
+            if peak[0] >= limit.min(NON_FINITE) {
+                return Err(Unfit);
+            }
+            let mut lanes = Lanes::ZERO;
+            (self.ops.cast)(target, &work.values, out, &mut lanes);
+            sum.add_lanes(&lanes);
+        }
+        Ok(sum)
+    }
+}
