@@ -30,7 +30,7 @@ pub struct ScaleArgs {
     /// The radpack binary [default: build target/release/radpack]
     #[arg(long)]
     bin: Option<PathBuf>,
-    /// Folder for source and output; it is emptied [default: target/scale]
+    /// Folder for source and output, both removed afterwards [default: target/scale]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Only plan: no conversion
@@ -63,8 +63,8 @@ const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 pub fn scale(args: &ScaleArgs) -> Result<()> {
     let bin = build::radpack(args.bin.clone())?;
     let dir = args.dir.clone().unwrap_or_else(|| testkit::target().join("scale"));
-    build::remove_folder(&dir)?;
     let source = dir.join(&args.model);
+    build::remove_folder(&source)?;
     let made = fixtures::sparse(&args.model, &source, args.layout.options())?;
     let out = dir.join(format!("{}.rad", args.model));
     let convert = || {
@@ -84,7 +84,10 @@ pub fn scale(args: &ScaleArgs) -> Result<()> {
         let usage = measure(&mut convert())?;
         Some((usage, fs::metadata(&out).map_err(testkit::at(&out))?.len()))
     };
-    build::remove_folder(&dir)?;
+    build::remove_folder(&source)?;
+    if converted.is_some() {
+        fs::remove_file(&out).map_err(testkit::at(&out))?;
+    }
     if args.json {
         println!("{:#}", document(args, made.bytes, plan, converted));
         return Ok(());

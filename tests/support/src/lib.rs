@@ -1,7 +1,7 @@
 //! Checkpoints for tests, made without any radpack code.
 //!
 //! [`tiny_model`] gives a complete Hugging Face folder of a tiny model with random weights; its shards are computed from
-//! `fixtures/models/fixtures_spec.json` and checked against the digests in `fixtures/models/manifest.json`. [`sparse`]
+//! `fixtures/models/fixtures_spec.json` and checked against the digests in `fixtures/models/manifest.json`. [`sparse()`]
 //! gives a full-size checkpoint whose data are file holes.
 
 pub mod digest;
@@ -19,10 +19,15 @@ pub use tiny::{copy_folder, generate, names, tiny_model};
 /// What went wrong, in one line that names the file.
 pub type Result<T> = std::result::Result<T, String>;
 
-/// The repository root.
+/// The repository root: the folder of `Cargo.lock`.
+///
+/// Cargo names the running package's folder in the environment; the one known at build time would be wrong in a tree
+/// that was moved or copied together with its build folder.
 pub fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
+    let built = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").map_or(built.to_path_buf(), PathBuf::from);
+    let root = here.ancestors().find(|folder| folder.join("Cargo.lock").is_file());
+    root.unwrap_or(&here).to_path_buf()
 }
 
 /// `fixtures/` at the repository root.

@@ -22,11 +22,12 @@ const STAGES: &[&str] = &[
     "card",
 ];
 
-/// Rows that don't follow from the order of [`STAGES`]: module → what it may name.
+/// Rows that don't follow from the order of [`STAGES`]: module → what it may name. The foundation has an order of its
+/// own: diag, tensor, then num and model.
 pub const TABLE: &[(&str, &[&str])] = &[
     ("diag", &[]),
     ("tensor", &["diag"]),
-    ("num", &["tensor"]),
+    ("num", &["tensor", "diag"]),
     ("model", &["tensor", "diag"]),
     // Readers of the container work without the compiler.
     ("artifact", &["tensor", "diag"]),

@@ -249,12 +249,13 @@ mod tests {
                 ("src/artifact/codec.rs", "use bincode::Options;"),
                 ("src/artifact/wire.rs", "use bincode::Options;"),
                 ("src/checkpoint/hub.rs", "fn f() { hf_hub::x() }"),
-                ("src/checkpoint/map.rs", "use memmap2::Mmap;"),
+                ("src/checkpoint/shard.rs", "use memmap2::Mmap;"),
                 ("src/quantize/mod.rs", "use memmap2::Mmap;"),
                 ("src/recipe/fetch.rs", "fn f() { hf_hub::x() }"),
             ]),
             "src/artifact/wire.rs:2: contained: bincode is named in src/artifact/codec.rs only\n\
-             src/quantize/mod.rs:2: contained: memmap2 is named in src/checkpoint, src/artifact only\n\
+             src/quantize/mod.rs:2: contained: memmap2 is named in src/checkpoint/shard.rs, \
+             src/artifact/reader.rs only\n\
              src/recipe/fetch.rs:2: contained: hf_hub is named in src/checkpoint/hub.rs only"
         );
     }
