@@ -14,6 +14,7 @@ pub mod checkpoint;
 pub mod diag;
 pub mod model;
 pub mod num;
+pub mod pipeline;
 pub mod quantize;
 pub mod recipe;
 pub mod tensor;

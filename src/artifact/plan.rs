@@ -114,6 +114,15 @@ impl Layout {
         &self.tables
     }
 
+    /// [`Layout::tables`] with one of the texts that come later; `None` when the layout has no such text of that length.
+    pub fn tables_with(&self, key: &str, value: &str) -> Option<Vec<u8>> {
+        let later = self.later(key).filter(|l| l.bytes == value.len())?;
+        let mut tables = self.tables.clone();
+        let start = usize::try_from(later.offset).ok()?;
+        tables.get_mut(start..start + later.bytes)?.copy_from_slice(value.as_bytes());
+        Some(tables)
+    }
+
     pub(super) fn later(&self, key: &str) -> Option<Later> {
         self.texts.get(key).copied()
     }

@@ -111,6 +111,12 @@ impl Artifact {
         Ok(Artifact { data, tables, names: OnceLock::new() })
     }
 
+    /// The first `n` bytes of the file, fewer when it is shorter.
+    pub fn table_bytes(&self, n: usize) -> &[u8] {
+        let bytes = self.bytes();
+        &bytes[..n.min(bytes.len())]
+    }
+
     pub(super) fn bytes(&self) -> &[u8] {
         self.data.bytes()
     }

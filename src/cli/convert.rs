@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use radpack::artifact::{WeightError, digests};
+use radpack::artifact::digests;
+use radpack::artifact::errors::WeightError;
 use radpack::diag::{Failure, FailureKind, Result, count, size};
 use radpack::model::ModelSpec;
 use radpack::pipeline::{self, ConvertOptions, Plan, Request};
-use radpack::recipe::{Assigned, Use};
+use radpack::recipe::{Assigned, EncodingChoice, Method, Use};
 
 use super::args::Convert;
 use super::documents::{
@@ -220,7 +221,7 @@ fn rules(plan: &Plan) -> String {
         .zip(&assignment.rules)
         .enumerate()
         .map(|(i, (rule, used))| {
-            row(&format!("{}", i + 1), rule.selects(), &used.stored, rule.encoding.name())
+            row(&format!("{}", i + 1), rule.selects(), &used.stored, encoding_name(&rule.encoding))
         })
         .collect();
     let kept: Vec<&str> = assignment.kept_dtypes.iter().map(|d| d.name()).collect();
@@ -232,6 +233,16 @@ fn rules(plan: &Plan) -> String {
         &[Right, Left, Right, Right, Right, Right, Left],
         &rows,
     )
+}
+
+/// A named encoding's name, a spelled-out grid's planes.
+fn encoding_name(choice: &EncodingChoice) -> String {
+    match (choice.name, &choice.method) {
+        (Some(name), _) => name.to_owned(),
+        (None, Method::Grid(grid)) => grid.encoding().to_string(),
+        (None, Method::Cast(dtype)) => dtype.to_string(),
+        (None, Method::Keep) => "keep".to_owned(),
+    }
 }
 
 /// Every weight with the rule that decided it.
@@ -295,7 +306,7 @@ fn document(
     let assignment = &plan.assignment;
     let rules = plan.recipe.rules.iter().zip(&assignment.rules).map(|(rule, used)| RuleDocument {
         selects: rule.selects(),
-        encoding: rule.encoding.name(),
+        encoding: encoding_name(&rule.encoding),
         hits: used.hits,
         stored: sums(&used.stored),
     });

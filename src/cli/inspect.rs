@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use radpack::artifact::{Artifact, MetaRef, OpenError, digests, errors, layout as names};
-use radpack::artifact::{Manifest, WeightError};
+use radpack::artifact::errors::WeightError;
+use radpack::artifact::manifest::Manifest;
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 
 use super::args::Inspect;

@@ -32,7 +32,7 @@ pub fn threads(common: &Common) -> usize {
 
 /// Selects the kernels for this process.
 pub fn kernel(choice: KernelChoice) -> Result<()> {
-    kernel::select(choice.name()).map_err(|error| {
+    kernel::select(choice.name()).map(|_| ()).map_err(|error| {
         let problem = Diagnostic::new("kernel", error.to_string()).help("--kernel auto");
         Failure::one(FailureKind::Usage, "this machine cannot run the kernel", problem)
     })

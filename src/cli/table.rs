@@ -14,7 +14,7 @@ pub enum Align {
 /// Rows of cells, aligned by column, two spaces apart, without trailing blanks.
 pub fn table(header: &[&str], align: &[Align], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    table.load_style(presets::NOTHING);
     // Lines wrap where a reader's terminal wraps, not where a width was guessed.
     table.set_content_arrangement(comfy_table::ContentArrangement::Disabled);
     if header.iter().any(|h| !h.is_empty()) {

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use radpack::artifact::verify::Options;
 use radpack::artifact::{self, Artifact, layout as names};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 use radpack::pipeline::{self, Comparison, ConvertOptions};
@@ -24,7 +25,7 @@ pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
         .build()
         .map_err(|e| Failure::plain(FailureKind::Failed, format!("cannot start threads: {e}")))?;
     let mut findings = pool.install(|| {
-        let mut findings = artifact::verify(&artifact);
+        let mut findings = artifact::verify(&artifact, Options::default()).faults;
         findings.extend(quantize::verify_decodes(artifact_planes(&artifact)));
         findings
     });

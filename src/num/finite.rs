@@ -1,5 +1,6 @@
 //! NaN and infinity in checkpoint bytes.
 
+use super::widen;
 use crate::diag;
 use crate::tensor::DType;
 
@@ -38,6 +39,17 @@ pub fn find_non_finite(dtype: DType, bytes: &[u8]) -> Option<NonFinite> {
         DType::E8M0 => scan(bytes, |[b]| b == 0xff),
         _ => None,
     }
+}
+
+/// Whether `bytes` hold a NaN; infinities do not count. For types that [`widen`] does not take, false.
+pub fn holds_nan(dtype: DType, bytes: &[u8]) -> bool {
+    let Some(width) = dtype.bytes().map(|w| w as usize) else { return false };
+    let mut values = [0f32; 256];
+    bytes.chunks(256 * width).any(|block| {
+        let n = block.len() / width;
+        widen(dtype, &block[..n * width], &mut values[..n]).is_ok()
+            && values[..n].iter().any(|v| v.is_nan())
+    })
 }
 
 fn scan<const W: usize>(bytes: &[u8], bad: impl Fn([u8; W]) -> bool) -> Option<NonFinite> {

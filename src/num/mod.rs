@@ -21,5 +21,5 @@ mod widen;
 pub use bits::{pack, row_bytes, unpack};
 pub(crate) use element::round_away;
 pub use element::{Element, decode_fnuz};
-pub use finite::{NonFinite, find_non_finite};
+pub use finite::{NonFinite, find_non_finite, holds_nan};
 pub use widen::{WidenError, widen, widens};

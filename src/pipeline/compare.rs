@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::convert::{Work, final_manifest, run, weight_errors};
 use super::{ConvertOptions, Plan, Progress, Request, plan};
-use crate::artifact::{Artifact, digests, errors, layout as names};
+use crate::artifact::{Artifact, digests, errors, layout as names, manifest};
 use crate::checkpoint::{Checkpoint, FileDigest};
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, SourceText};
 use crate::quantize::Sink;
@@ -242,7 +242,7 @@ fn files(plan: &Plan, artifact: &Artifact, hashes: &[FileDigest]) -> Result<Vec<
         }
     }
     let manifest = match artifact.find(names::MANIFEST_ENTRY) {
-        Some(entry) => crate::artifact::Manifest::parse(entry.plane(0)).ok(),
+        Some(entry) => manifest::Manifest::parse(entry.plane(0)).ok(),
         None => None,
     };
     let recorded: BTreeMap<&str, [u8; 32]> = manifest
@@ -270,7 +270,7 @@ fn tables(plan: &Plan, artifact: &Artifact, path: &Path) -> Result<Vec<Diagnosti
     let Some(digest) = artifact.meta_text(names::DIGEST_KEY) else { return Ok(Vec::new()) };
     let planned = plan
         .layout
-        .tables_with(&[(names::DIGEST_KEY, &digest.to_string())])
+        .tables_with(names::DIGEST_KEY, &digest.to_string())
         .ok_or_else(|| Failure::plain(FailureKind::Failed, "the digest does not fit its place"))?;
     let stored = artifact.table_bytes(planned.len());
     if stored == planned {

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::{Plan, Progress, disk};
-use crate::artifact::{WeightError, Writer, digests, errors, layout as names, manifest};
+use crate::artifact::errors::WeightError;
+use crate::artifact::{Writer, digests, errors, layout as names, manifest};
 use crate::checkpoint::{Checkpoint, FileDigest};
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, size};
 use crate::model::Weight;
@@ -311,6 +312,11 @@ fn explain(plan: &Plan, work: &Work<'_>, error: ExecuteError) -> Failure {
 /// One weight's unusable values, placed in the checkpoint's tensor.
 fn rejected(checkpoint: &Checkpoint, weight: &Weight, error: &EncodeError) -> Diagnostic {
     match error {
+        EncodeError::Rotation { row } => Diagnostic::new(
+            "weights",
+            format!("{}: the rotation of row {row} exceeds the range of f32", weight.name),
+        )
+        .help("an encoding without `fwht` takes these values"),
         EncodeError::NonFinite(found) => {
             let values = values_are(found.count);
             let place = place_of(checkpoint, weight, found.first);

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::artifact::{
-    self, Contents, EntrySpec, Layout, Manifest, digests, errors, layout as names, manifest,
-    metadata,
+    self, Contents, EntrySpec, Layout, digests, errors, layout as names, manifest, metadata,
 };
+use crate::artifact::manifest::Manifest;
 use crate::checkpoint::Checkpoint;
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
 use crate::model::{self, ModelSpec, Weight, WeightTable};
@@ -249,7 +249,7 @@ impl Parts<'_> {
             format_version: names::EXTENSION_VERSION as u32,
             source: manifest::Source {
                 repo: hub.map(|h| h.repo.clone()),
-                revision: hub.map(|h| h.revision.clone()),
+                revision: hub.map(|h| h.commit.clone()),
                 files: read.collect(),
             },
             recipe: manifest::RecipeSummary {

@@ -71,6 +71,30 @@ pub enum EncodeError {
     },
 }
 
+impl EncodeError {
+    /// Two findings in one weight as one. Findings of different kinds cannot be counted together: the graver stays.
+    pub fn merge(self, other: EncodeError) -> EncodeError {
+        match (self, other) {
+            (EncodeError::NonFinite(a), EncodeError::NonFinite(b)) => a.merge(b).into(),
+            (a @ EncodeError::NonFinite(_), _) | (_, a @ EncodeError::NonFinite(_)) => a,
+            (
+                EncodeError::Range { dtype, largest, peak, first, count },
+                EncodeError::Range { peak: other_peak, first: other_first, count: more, .. },
+            ) => EncodeError::Range {
+                dtype,
+                largest,
+                peak: peak.max(other_peak),
+                first: first.min(other_first),
+                count: count + more,
+            },
+            (a @ EncodeError::Range { .. }, _) | (_, a @ EncodeError::Range { .. }) => a,
+            (EncodeError::Rotation { row: a }, EncodeError::Rotation { row: b }) => {
+                EncodeError::Rotation { row: a.min(b) }
+            }
+        }
+    }
+}
+
 /// Lanes of a row's sums: the square of column j is added to lane j mod 16, in column order.
 pub(super) const LANES: usize = 16;
 

@@ -10,6 +10,8 @@
 //! | `grid` | the reference arithmetic of every grid, one file per rule; rounding `rad` (radiance container version 2) |
 //! | `fast`, `lanes` | the same arithmetic for the common grids, written over lanes and compiled per instruction set |
 //! | [`kernel`] | which instruction set runs |
+//! | `executor` | row blocks of many weights on worker threads, in bounded memory |
+//! | `check` | that stored weights decode to finite values |
 //! | `error` | [`ErrorSum`] and what can go wrong |
 //!
 //! # Where an exact copy of the converter is not possible
@@ -22,17 +24,21 @@
 //!
 //! So no scale is NaN, infinite, or 0 under a block that holds anything, and a zero block decodes to exactly 0.
 
+mod check;
 mod decoder;
 mod encoder;
 mod error;
+mod executor;
 mod fast;
 mod grid;
 pub mod kernel;
 mod lanes;
 
+pub use check::{StoredWeight, verify_decodes};
 pub use decoder::{DecodeError, Decoder, PlaneSlice};
 pub use encoder::{Encoder, PlaneBuffers, Whole, peak};
 pub use error::{EncodeError, ErrorSum, MethodError};
+pub use executor::{ExecuteError, Job, Rejected, Sink, Workers, execute};
 pub use kernel::Kernel;
 
 #[cfg(test)]
