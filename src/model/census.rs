@@ -47,6 +47,8 @@ pub(super) struct Census<'a> {
     missing: Vec<Missing>,
     /// (name, what is wrong)
     wrong: Vec<(&'a str, String)>,
+    /// No decoder was found, so that every tensor would be unclaimed.
+    lost: bool,
     problems: Problems,
 }
 
@@ -58,6 +60,7 @@ impl<'a> Census<'a> {
             table: WeightTable::default(),
             missing: Vec::new(),
             wrong: Vec::new(),
+            lost: false,
             problems: Problems::new(),
         }
     }
@@ -90,6 +93,7 @@ impl<'a> Census<'a> {
         if let Some((_, prefix)) = best {
             return Some(prefix);
         }
+        self.lost = true;
         let expected: Vec<String> = candidates.iter().map(|p| format!("`{p}layers.N.…`")).collect();
         let mut heads: BTreeMap<&str, u64> = BTreeMap::new();
         for name in self.tensors.keys() {
@@ -386,7 +390,9 @@ impl<'a> Census<'a> {
             .collect();
         self.report_missing(&unclaimed);
         self.report_wrong();
-        self.report_unclaimed(&unclaimed, family);
+        if !self.lost {
+            self.report_unclaimed(&unclaimed, family);
+        }
         self.table.sort();
         let headline = format!("the tensors do not fit the configuration of this {family} model");
         self.problems.finish(FailureKind::Refused, &headline, self.table)

@@ -350,7 +350,7 @@ fn skip_blank(b: &[u8], mut at: usize) -> usize {
     while b.get(at).is_some_and(u8::is_ascii_whitespace) {
         at += 1;
     }
-    at
+    at.min(b.len())
 }
 
 /// End of the value that starts at `at`.
@@ -375,7 +375,7 @@ fn skip_value(b: &[u8], mut at: usize) -> usize {
         }
         at += 1;
         if depth == 0 && matches!(c, b'"' | b'}' | b']') {
-            return at;
+            break;
         }
     }
     at.min(b.len())
@@ -428,6 +428,27 @@ mod tests {
             .into_problems()
             .finish(crate::diag::FailureKind::Refused, "headline", ())
             .expect_err("three problems");
-        insta::assert_snapshot!(failure.to_string(), @"");
+        insta::assert_snapshot!(failure.to_string(), @r#"
+        error: headline  [exit 3]
+
+          config: `text_config.hidden_size` is "64"; it has to be a whole number from 1 to 2147483648
+             --> config.json:3:20
+              |
+            3 |     "hidden_size": "64"
+              |                    ^^^^ this value
+          config: `text_config.head_dim` is missing, and the model cannot be known without it
+             --> config.json:2:3
+              |
+            2 |   "text_config": {
+              |   ^^^^^^^^^^^^^ no `head_dim` in here
+          config: `text_config.sliding_window` is missing, and the model cannot be known without it
+             --> config.json:2:3
+              |
+            2 |   "text_config": {
+              |   ^^^^^^^^^^^^^ no `sliding_window` in here
+            = null is a legal value here, but it has to be stated
+
+        3 problems
+        "#);
     }
 }

@@ -214,7 +214,7 @@ fn kv_sources(text: &Config, kinds: &[AttentionKind], draft: bool) -> Vec<KvSour
                 return KvSource::Own;
             }
             let own = kinds.iter().take(first);
-            match own.enumerate().filter(|(_, k)| full(k) == full(kind)).next_back() {
+            match own.enumerate().rfind(|(_, k)| full(k) == full(kind)) {
                 Some((source, _)) => KvSource::Layer(source),
                 None => {
                     lacking = true;

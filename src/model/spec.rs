@@ -413,7 +413,9 @@ pub struct ProjectorSpec {
 
 /// A draft head.
 ///
-/// Its embedding table serves only as its head: input rows are the target's embedding and hidden state.
+/// Its embedding table serves only as its head: input rows are the target's embedding and hidden state. Its position
+/// stays that of the newest token over all draft steps, and its sliding layers see the last `window + 1` cached keys
+/// (transformers 5.24).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DraftSpec {
     /// Width of the target model.
