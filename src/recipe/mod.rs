@@ -1,5 +1,44 @@
-//! recipe
+//! Second stage: a recipe decides the encoding of every weight of a model.
+//!
+//! A recipe is a TOML text. Its rules are tried in order; the first whose selectors all match a weight decides it, and
+//! a weight that no rule selects keeps its checkpoint bytes.
+//!
+//! ```toml
+//! schema = 1
+//! name = "mine"
+//! [[quantize]]
+//! match = "*.{q,k,v,o,gate,up,down}_proj.weight"   # checkpoint names: exact, a glob, or `re:` and a regex
+//! tower = "text"                                   # text | vision | audio | projector | draft
+//! class = ["linear", "expert"]                     # linear | embedding | lm_head | norm | router | expert | other
+//! encoding = "int8-g128"                           # a name, or a table that spells a grid out
+//! ```
+//!
+//! [`Recipe::parse`] reads it with every problem at once, each with its place and a way out; [`Recipe::resolve`] turns
+//! it and a [`WeightTable`](crate::model::WeightTable) into an [`Assignment`]. The pattern language is described in
+//! `pattern`, the table form of encodings in `encoding`, the rules of resolution in `resolve`.
 
+mod assignment;
+mod builtin;
+mod document;
+mod encoding;
+mod idle;
 mod method;
+mod misfit;
+mod names;
+mod pattern;
+mod read;
+mod resolve;
+mod rule;
+mod schema;
+mod settings;
 
+pub use assignment::{Assigned, Assignment, Fate, RuleUse, Share, Tail, Use};
+pub use builtin::{BUILTINS, Builtin, DEFAULT, builtin, list, load};
+pub use document::{Recipe, SCHEMA};
+pub use encoding::{EncodingChoice, NAMED, Named, find};
 pub use method::{Clamp, Codebook, Grid, Method, ScaleRule, SecondScale, group_columns};
+pub use pattern::{Pattern, PatternKind};
+pub use read::Place;
+pub use rule::{Activations, Quantizer, Rounding, Rule, RulePlaces};
+pub use schema::schema;
+pub use settings::{Attention, Graphs, KvDtype, MemoryBudget, Target, Towers, Vision, parse_size};
