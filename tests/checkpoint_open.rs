@@ -373,6 +373,30 @@ fn a_snapshot_of_the_hub_cache_opens_through_its_links() {
 }
 
 #[test]
+fn the_model_folder_of_a_cache_points_at_its_snapshots() {
+    let (cache, snapshot) = cache();
+    let folder = cache.at("models--org--tiny");
+    let failure = open(&folder).expect_err("refused");
+    assert_eq!(
+        problems(&failure, &folder),
+        ["DIR has no weights (*.safetensors); it holds no files"]
+    );
+    assert_eq!(
+        failure.problems[0].help[1],
+        format!("this is a model's folder in a hub cache; pass {}", snapshot.display())
+    );
+}
+
+#[test]
+fn a_name_that_is_not_utf8_is_left_out_with_a_note() {
+    use std::os::unix::ffi::OsStrExt;
+    let model = Model::small();
+    let odd = std::ffi::OsStr::from_bytes(b"caf\xe9.txt");
+    fs::write(model.path().join(odd), b"x").expect("written");
+    assert_eq!(model.notes(), ["left out, the names are not UTF-8: caf\u{fffd}.txt"]);
+}
+
+#[test]
 fn an_unfinished_download_is_told_by_its_dangling_link() {
     let (cache, snapshot) = cache();
     cache.remove("models--org--tiny/blobs/c0ffee");

@@ -66,8 +66,7 @@ enum Wanted {
 }
 
 impl Checkpoint {
-    /// Opens a source: a folder, one `.safetensors` file, a `*.safetensors.index.json`, or a hub id `ORG/NAME[@REV]`
-    /// (a path that exists wins). Headers, index and configs are read and checked; weights are mapped and not read.
+    /// Opens a source: a folder, one `.safetensors` file, a `*.index.json`, or a hub id `ORG/NAME[@REV]` (a path that exists wins). Headers, index and configs are read and checked; weights are mapped and not read.
     ///
     /// A single file brings its folder's configs and side files along only when a `config.json` lies beside it.
     ///
@@ -104,7 +103,7 @@ impl Checkpoint {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let wanted = if name.ends_with(".safetensors.index.json") {
+        let wanted = if layout::is_index(&name) {
             Wanted::Index(name)
         } else if name.ends_with(".safetensors") {
             Wanted::File(name)
@@ -180,7 +179,8 @@ impl Checkpoint {
         let has_configs =
             !matches!(wanted, Wanted::File(_)) || top.binary_search(&"config.json").is_ok();
         let json = if has_configs { reader.configs(&top) } else { Vec::new() };
-        let (shard_names, index) = reader.shard_names(&wanted, &top);
+        let snapshots = listed.iter().any(|l| l.name == "snapshots" && l.kind == Kind::Folder);
+        let (shard_names, index) = reader.shard_names(&wanted, &top, snapshots);
         let (shards, headers) = reader.shards(&shard_names);
         index::cross_check(
             index.as_ref().map(|(index, file)| (index, file.as_str())),
@@ -547,6 +547,7 @@ impl Reader {
         &mut self,
         wanted: &Wanted,
         top: &[&str],
+        snapshots: bool,
     ) -> (Vec<String>, Option<(Index, String)>) {
         let index = match wanted {
             Wanted::File(file) => return (vec![file.clone()], None),
@@ -561,7 +562,11 @@ impl Reader {
                         }
                     }
                     Err(problem) => {
-                        self.problems.push(problem);
+                        self.problems.push(if snapshots {
+                            self.snapshots(problem)
+                        } else {
+                            problem
+                        });
                         return (Vec::new(), None);
                     }
                 }
@@ -587,6 +592,22 @@ impl Reader {
                 (Vec::new(), None)
             }
         }
+    }
+
+    /// Adds which snapshots a hub cache's model folder holds to the problem of finding no weights in it.
+    fn snapshots(&self, problem: Diagnostic) -> Diagnostic {
+        let names = std::fs::read_dir(self.folder.shown().join("snapshots"));
+        let mut names: Vec<String> = names
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .map(|name| self.folder.show(&format!("snapshots/{name}")))
+            .collect();
+        names.sort();
+        problem.help(format!(
+            "this is a model's folder in a hub cache; pass {}",
+            diag::list(&names, 4)
+        ))
     }
 
     fn shards(&mut self, names: &[String]) -> (Vec<Shard>, BTreeMap<String, Header>) {
