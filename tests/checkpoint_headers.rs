@@ -480,7 +480,7 @@ proptest! {
         }
         // Repair the length half of the time, so that damage to the text is seen too.
         if let Some(end) = bytes.iter().rposition(|b| *b == b'}')
-            && bytes.len() % 2 == 0 && end >= 8
+            && bytes.len().is_multiple_of(2) && end >= 8
         {
             let length = (end + 1 - 8) as u64;
             bytes[..8].copy_from_slice(&length.to_le_bytes());
