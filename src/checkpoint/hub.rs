@@ -14,7 +14,7 @@ use super::folder::{SUBFOLDERS, is_inner_path};
 use super::index::{Index, MAX_INDEX_BYTES};
 use super::json::JsonFile;
 use super::layout::{self, Layout};
-use super::open::holds_only_adapter;
+use super::reader::holds_only_adapter;
 use super::side;
 use super::source::{HubEnvironment, HubId, HubIdentity, OnTransfer, Transfer};
 use crate::diag::{self, Diagnostic, Failure, FailureKind, Problems, Result};

@@ -104,7 +104,7 @@ fn parse_strict(text: &str) -> Result<Value, JsonFault> {
 fn duplicate_span(text: &str, at: usize, reason: &str) -> Option<Range<usize>> {
     let key = reason.strip_prefix("key `")?.strip_suffix("` given twice")?;
     let literal = format!("\"{key}\"");
-    let end = (at..=text.len()).find(|&i| text.is_char_boundary(i))?;
+    let end = (at + 1..=text.len()).find(|&i| text.is_char_boundary(i))?;
     let start = text.get(..end)?.rfind(&literal)?;
     Some(start..start + literal.len())
 }

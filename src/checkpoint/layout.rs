@@ -115,7 +115,9 @@ pub(super) fn choose(names: &[&str], shown: &str) -> Result<(Layout, Vec<Diagnos
     }
     match files.as_slice() {
         [] => Err(no_weights(names, shown)),
-        [only] => Ok((Layout::Files(vec![(*only).to_owned()]), notes)),
+        [only] if Numbered::parse(only).is_none_or(|n| n.of <= 1) => {
+            Ok((Layout::Files(vec![(*only).to_owned()]), notes))
+        }
         several => several_files(several, shown).map(|files| {
             notes.push(Diagnostic::new(
                 "checkpoint",

@@ -3,6 +3,7 @@
 //! | file | one noun each |
 //! |---|---|
 //! | `open` | [`Checkpoint`]: the order of the steps below |
+//! | `reader` | the steps over a folder, collecting problems |
 //! | `source` | what a user can name: paths, [`HubId`], [`HubEnvironment`] |
 //! | `folder` | the folder's files; which symbolic links are followed; Git LFS pointers |
 //! | `layout` | which files hold the weights, by names alone |
@@ -27,6 +28,7 @@ mod layout;
 mod open;
 mod parts;
 mod quantized;
+mod reader;
 pub mod safetensors;
 mod shard;
 mod side;

@@ -20,6 +20,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as MapEntry;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
@@ -527,10 +528,13 @@ impl<'de> Visitor<'de> for StringsSeed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut strings = BTreeMap::new();
         while let Some((key, value)) = map.next_entry::<String, String>()? {
-            if strings.contains_key(&key) {
-                self.0.fault(Fault::DuplicateMetadata { key });
-            } else {
-                strings.insert(key, value);
+            match strings.entry(key) {
+                MapEntry::Vacant(slot) => {
+                    slot.insert(value);
+                }
+                MapEntry::Occupied(slot) => {
+                    self.0.fault(Fault::DuplicateMetadata { key: slot.key().clone() });
+                }
             }
         }
         Ok(strings)
