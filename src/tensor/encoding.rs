@@ -199,11 +199,19 @@ impl Encoding {
         }
         let codes = &self.planes[0];
         let code_cols = match codes.layout {
-            PlaneLayout::Tiled { block: [1, cols] } if codes.role == role::CODES && cols >= 1 => cols,
-            _ => return fail("plane 0 is not tiled `codes` with block rows 1 and columns ≥ 1".into()),
+            PlaneLayout::Tiled { block: [1, cols] } if codes.role == role::CODES && cols >= 1 => {
+                cols
+            }
+            _ => {
+                return fail(
+                    "plane 0 is not tiled `codes` with block rows 1 and columns ≥ 1".into(),
+                );
+            }
         };
         match self.scheme {
-            Scheme::Plain if self.planes.len() > 1 || !self.transform.is_empty() || code_cols != 1 => {
+            Scheme::Plain
+                if self.planes.len() > 1 || !self.transform.is_empty() || code_cols != 1 =>
+            {
                 fail("`plain` is one bare plane of block 1 × 1".into())
             }
             Scheme::Affine => self.check_affine(code_cols),
@@ -220,7 +228,11 @@ impl Encoding {
         match table("grid") {
             Some(PlaneLayout::Table { extent }) if extent[1] == code_cols => {}
             None if code_cols == 1 => {}
-            _ => return fail("codes wider than one column need a `grid` table of that width".into()),
+            _ => {
+                return fail(
+                    "codes wider than one column need a `grid` table of that width".into(),
+                );
+            }
         }
         if table(role::TABLE).is_some() && table("grid").is_some() {
             return fail("both `table` and `grid`".into());
@@ -240,8 +252,9 @@ impl Encoding {
             if let Some((base, n)) = base
                 && n > 0
             {
-                let below = |q: &PlaneSpec| level(&q.role, base) == Some(n - 1);
-                if !self.planes.iter().any(below) {
+                // The level below goes by its exact name: `scale.01` is a level, but not the one `scale.2` needs.
+                let below = if n == 1 { base.to_owned() } else { format!("{base}.{}", n - 1) };
+                if self.plane(&below).is_none() {
                     return fail(format!("`{}` without level {}", p.role, n - 1));
                 }
             }
@@ -260,7 +273,11 @@ impl Encoding {
                 .strip_prefix("fwht")
                 .is_some_and(|n| matches!(lenient(n), n if n >= 2 && n & (n - 1) == 0)),
         };
-        if transform_ok { Ok(()) } else { fail(format!("transform `{}`, or its tables", self.transform)) }
+        if transform_ok {
+            Ok(())
+        } else {
+            fail(format!("transform `{}`, or its tables", self.transform))
+        }
     }
 }
 
@@ -311,8 +328,11 @@ impl fmt::Display for Encoding {
                 }
             }
             _ => {
-                let planes: Vec<String> =
-                    self.planes.iter().map(|p| format!("{}={}{}", p.role, p.dtype, at(p.layout))).collect();
+                let planes: Vec<String> = self
+                    .planes
+                    .iter()
+                    .map(|p| format!("{}={}{}", p.role, p.dtype, at(p.layout)))
+                    .collect();
                 out = format!("{}:{}", self.scheme.name(), planes.join(","));
             }
         }
@@ -364,7 +384,8 @@ mod tests {
     #[test]
     fn each_rule_of_a_well_formed_encoding_is_checked() {
         assert_eq!(int8_g128().check(), Ok(()));
-        let broken: [(&str, fn(&mut Encoding)); 9] = [
+        type Mutation = fn(&mut Encoding);
+        let broken: [(&str, Mutation); 9] = [
             ("0 planes", |e| e.planes.clear()),
             ("duplicate role", |e| e.planes.push(e.planes[1].clone())),
             ("empty role", |e| e.planes[1].role.clear()),
@@ -381,6 +402,11 @@ mod tests {
             let why = e.check().expect_err(text).0;
             assert!(why.contains(text), "{why} / {text}");
         }
+        let mut levels = int8_g128();
+        levels.planes.push(PlaneSpec::tiled("scale.01", DType::F32, [0, 0]));
+        assert_eq!(levels.check(), Ok(()), "numbers in roles are read leniently");
+        levels.planes.push(PlaneSpec::tiled("scale.2", DType::F32, [0, 0]));
+        assert!(levels.check().is_err(), "but the level below is looked up by name");
         let mut plain = Encoding::plain(DType::BF16);
         plain.transform = "fwht2".into();
         assert!(plain.check().is_err());
