@@ -1,1 +1,40 @@
-//! artifact
+//! The container: one `.rad` file with every weight, the tables that describe them, and this project's own entries.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`layout`] | constants that never change |
+//! | `wire`, `strings`, `tables`, `experts` | rows as they lie in the file; the checks of a conforming reader |
+//! | `contents`, `plan`, `writer` | [`Contents`] → [`Layout`], every offset before any data → [`Writer`] |
+//! | `reader` | [`Artifact`]: a mapped file that passed the checks |
+//! | [`metadata`] | metadata rows from a checkpoint's configuration files |
+//! | [`manifest`], [`digests`], [`errors`] | this project's entries; `schemas/rad.md` specifies their bytes |
+//! | [`mod@verify`] | everything beyond opening: deviations, digests, manifest against directory |
+//!
+//! Nothing here knows the compiler: a program that only reads artifacts needs this module, `tensor` and `diag`.
+
+mod codec;
+mod contents;
+pub mod digests;
+pub mod errors;
+mod experts;
+pub mod layout;
+pub mod manifest;
+pub mod metadata;
+mod plan;
+mod reader;
+mod refusal;
+mod strings;
+mod tables;
+pub mod verify;
+mod vocab;
+mod wire;
+mod writer;
+
+pub use contents::{Contents, EntrySpec, MetaValue, ProfileShare, canonical_order};
+pub use plan::Layout;
+pub use reader::{Artifact, Entry, MetaRef, PlaneAt, VocabSummary};
+pub use refusal::{OpenError, Reason, Refused};
+pub use strings::Text;
+pub use verify::{Report, verify};
+pub use vocab::{Step, Vocab};
+pub use writer::{Writer, partial_path, same_file};

@@ -1,0 +1,302 @@
+//! `radpack/manifest.json`: what the file was made from, by which recipe, and what it holds.
+//!
+//! Its length depends on no digest's value, so its place is known before the source files are hashed
+//! ([`Manifest::placeholder`]). Readers ignore keys they do not know; [`SCHEMA_VERSION`] rises when a key changes its
+//! meaning or goes.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::digests;
+
+/// Value of [`Manifest::schema`].
+pub const SCHEMA: &str = "radpack.manifest";
+/// Value of [`Manifest::schema_version`].
+pub const SCHEMA_VERSION: u32 = 1;
+/// Largest manifest that is read: a hundred times that of a model with ten thousand expert weights.
+pub const MAX_BYTES: usize = 256 << 20;
+
+/// A SHA-256 digest, 64 lower-case hex digits in JSON.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Sha256Hex(pub [u8; 32]);
+
+impl fmt::Display for Sha256Hex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&digests::hex(&self.0))
+    }
+}
+
+impl fmt::Debug for Sha256Hex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl Serialize for Sha256Hex {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Sha256Hex {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Sha256Hex, D::Error> {
+        let text = Cow::<str>::deserialize(d)?;
+        digests::from_hex(text.as_bytes())
+            .map(Sha256Hex)
+            .ok_or_else(|| serde::de::Error::custom(format!("`{text:.80}` is no sha256 in hex")))
+    }
+}
+
+impl JsonSchema for Sha256Hex {
+    fn schema_name() -> Cow<'static, str> {
+        "Sha256Hex".into()
+    }
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "pattern": "^[0-9a-f]{64}$"})
+    }
+}
+
+/// The manifest of an artifact.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Manifest {
+    /// Always `radpack.manifest`.
+    pub schema: String,
+    /// Version of this document's meaning.
+    pub schema_version: u32,
+    /// What wrote the file.
+    pub tool: Tool,
+    /// Version of the extension of the container.
+    pub format_version: u32,
+    /// Where the weights come from.
+    pub source: Source,
+    /// How they were converted.
+    pub recipe: RecipeSummary,
+    /// What they are.
+    pub model: ModelSummary,
+    /// Number of devices the file is made for.
+    pub devices: u32,
+    /// Weights summed by encoding.
+    pub encodings: Vec<EncodingSummary>,
+    /// Every logical weight, in directory order.
+    pub weights: Vec<WeightRecord>,
+    /// Checkpoint tensors that were deliberately left out.
+    pub unused: Vec<UnusedTensor>,
+    /// Files of the source that are carried along byte for byte.
+    pub files: Vec<SideFile>,
+    /// Remarks of the conversion, e.g. short last groups.
+    pub notes: Vec<String>,
+}
+
+/// A program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// Identity of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Source {
+    /// Repository on a hub, `org/name`, when the files came from one.
+    #[serde(default)]
+    pub repo: Option<String>,
+    /// Commit of that repository.
+    #[serde(default)]
+    pub revision: Option<String>,
+    /// Every file that was read, sorted by path.
+    pub files: Vec<SourceFile>,
+}
+
+/// A file of the checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SourceFile {
+    /// Path inside the checkpoint, with `/`.
+    pub path: String,
+    /// Length.
+    pub bytes: u64,
+    /// Digest of the whole file.
+    pub sha256: Sha256Hex,
+}
+
+/// Identity of a recipe.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RecipeSummary {
+    /// Its name.
+    pub name: String,
+    /// Digest of the fully resolved text, which the container's header holds.
+    pub sha256: Sha256Hex,
+}
+
+/// What a model is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelSummary {
+    /// Class that the checkpoint's configuration names, e.g. `Gemma4ForConditionalGeneration`.
+    pub architecture: String,
+    /// `model_type` of the configuration.
+    pub model_type: String,
+    /// Family whose weights are understood; none for a weights-only conversion.
+    #[serde(default)]
+    pub family: Option<String>,
+    /// Elements of all stored weights.
+    pub parameters: u64,
+    /// Layers, hidden size, heads, … by name.
+    pub dimensions: BTreeMap<String, i64>,
+    /// Weights summed by tower.
+    pub towers: Vec<TowerSummary>,
+}
+
+/// The weights of one tower.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TowerSummary {
+    /// text, vision, audio, projector or draft.
+    pub name: String,
+    /// Number of stored weights.
+    pub weights: u64,
+    /// Their elements.
+    pub parameters: u64,
+    /// Their planes' bytes.
+    pub bytes: u64,
+}
+
+/// The weights stored in one encoding.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EncodingSummary {
+    /// Name in recipes, e.g. `int8-g128`.
+    pub encoding: String,
+    /// Planes, e.g. `i8*bf16[1x128]`. One name can have several layouts (`keep`).
+    pub layout: String,
+    /// Number of stored weights.
+    pub weights: u64,
+    /// Their elements.
+    pub parameters: u64,
+    /// Their planes' bytes.
+    pub bytes: u64,
+    /// Bytes of the tensors they were made from.
+    pub source_bytes: u64,
+    /// Stored bits per element, scales included.
+    pub bits_per_weight: f64,
+}
+
+/// Where a logical weight comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct WeightRecord {
+    /// Logical name, which is the entry's.
+    pub name: String,
+    /// The tensors that its rows are, in order.
+    pub from: Vec<WeightSource>,
+    /// Name of its encoding.
+    pub encoding: String,
+    /// Number of the recipe's rule that decided it, counted from 1; none for kept weights.
+    #[serde(default)]
+    pub rule: Option<u32>,
+    /// The weight whose values this one repeats. If it has no entry of its own, that one's entry serves both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tied_to: Option<String>,
+}
+
+/// A tensor, or one index of its first dimension.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct WeightSource {
+    /// Name in the checkpoint.
+    pub tensor: String,
+    /// Index along the first dimension; none for the whole tensor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<u64>,
+}
+
+/// A tensor that was left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UnusedTensor {
+    /// Name in the checkpoint.
+    pub tensor: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// A file that is carried along.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SideFile {
+    /// Path inside the checkpoint, with `/`.
+    pub path: String,
+    /// Length; a file of no bytes has no entry.
+    pub bytes: u64,
+    /// Digest of the file.
+    pub sha256: Sha256Hex,
+    /// The entry that holds it, `radpack/file/PATH`.
+    pub entry: String,
+}
+
+/// Why bytes are not a manifest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ManifestError {
+    /// Larger than [`MAX_BYTES`].
+    #[error("{0} bytes, at most {MAX_BYTES} are read")]
+    TooLarge(usize),
+    /// Another document.
+    #[error("schema `{0}` is not `{SCHEMA}`")]
+    Schema(String),
+    /// A version that this program does not know.
+    #[error("version {0} of the manifest; this program reads up to {SCHEMA_VERSION}")]
+    Version(u32),
+    /// Not JSON, or not of the schema.
+    #[error("{0}")]
+    Json(String),
+}
+
+impl Manifest {
+    /// The document's bytes: indented JSON that ends in a line feed.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        // Only maps with keys other than strings and failing writers make serialization fail; there are none here.
+        let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes
+    }
+
+    /// The same manifest with every digest zero, for planning: its bytes have the final length.
+    pub fn placeholder(&self) -> Manifest {
+        let mut m = self.clone();
+        let source = m.source.files.iter_mut().map(|f| &mut f.sha256);
+        let files = m.files.iter_mut().map(|f| &mut f.sha256);
+        for digest in source.chain(files).chain([&mut m.recipe.sha256]) {
+            *digest = Sha256Hex::default();
+        }
+        m
+    }
+
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// Too large, another schema or version, or malformed JSON.
+    pub fn parse(bytes: &[u8]) -> Result<Manifest, ManifestError> {
+        /// What every version begins with.
+        #[derive(Deserialize)]
+        struct Head {
+            schema: String,
+            schema_version: u32,
+        }
+        if bytes.len() > MAX_BYTES {
+            return Err(ManifestError::TooLarge(bytes.len()));
+        }
+        let json = |e: serde_json::Error| ManifestError::Json(e.to_string());
+        let head: Head = serde_json::from_slice(bytes).map_err(json)?;
+        if head.schema != SCHEMA {
+            return Err(ManifestError::Schema(head.schema.chars().take(80).collect()));
+        }
+        if head.schema_version != SCHEMA_VERSION {
+            return Err(ManifestError::Version(head.schema_version));
+        }
+        serde_json::from_slice(bytes).map_err(json)
+    }
+}
+
+/// The JSON schema of the manifest, as `schemas/manifest.schema.json` holds it.
+pub fn schema() -> String {
+    let schema = schemars::schema_for!(Manifest);
+    format!("{:#}\n", serde_json::json!(schema))
+}

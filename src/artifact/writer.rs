@@ -1,0 +1,352 @@
+//! Writing a container whose layout is fixed.
+//!
+//! The file is made as `OUT.partial` beside OUT and takes OUT's place in one rename at the end, after everything
+//! reached the disk. Its header is written last, so a partial file never opens as a container. Killed at any moment,
+//! a writer leaves OUT as it was, and at most a partial file that the next one replaces.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use super::plan::Layout;
+use super::reader::PlaneAt;
+use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result, count, list, size};
+
+/// A container being written.
+///
+/// [`Writer::write`] may be called from any number of threads, in any order; the bytes of the file do not depend on
+/// it. Dropping an unfinished writer removes the partial file.
+#[derive(Debug)]
+pub struct Writer {
+    layout: Layout,
+    file: File,
+    partial: PathBuf,
+    out: PathBuf,
+    /// Written ranges of every plane, entry by entry.
+    written: Vec<Vec<Mutex<Coverage>>>,
+    texts: Mutex<BTreeSet<String>>,
+    finished: bool,
+}
+
+/// Disjoint, sorted, non-adjacent ranges.
+#[derive(Debug, Default)]
+struct Coverage {
+    ranges: Vec<(u64, u64)>,
+}
+
+impl Coverage {
+    /// Adds a range; false when part of it was there already.
+    fn add(&mut self, from: u64, to: u64) -> bool {
+        let at = self.ranges.partition_point(|r| r.1 <= from);
+        if self.ranges.get(at).is_some_and(|r| r.0 < to) {
+            return false;
+        }
+        let joins_left = at > 0 && self.ranges.get(at - 1).is_some_and(|r| r.1 == from);
+        let joins_right = self.ranges.get(at).is_some_and(|r| r.0 == to);
+        match (joins_left, joins_right) {
+            (true, true) => {
+                let right = self.ranges.remove(at);
+                self.ranges[at - 1].1 = right.1;
+            }
+            (true, false) => self.ranges[at - 1].1 = to,
+            (false, true) => self.ranges[at].0 = from,
+            (false, false) => self.ranges.insert(at, (from, to)),
+        }
+        true
+    }
+
+    fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|r| r.1 - r.0).sum()
+    }
+}
+
+/// The partial file of `out`: the same name with `.partial` behind it.
+pub fn partial_path(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".partial");
+    PathBuf::from(name)
+}
+
+/// The first of `inputs` that is the same file as `out` (same device and inode, links followed); `None` when `out`
+/// does not exist or is none of them. A caller refuses such an output, because the rename would replace its source.
+pub fn same_file<'a>(out: &Path, inputs: impl IntoIterator<Item = &'a Path>) -> Option<&'a Path> {
+    let out = std::fs::metadata(out).ok()?;
+    inputs.into_iter().find(|input| {
+        std::fs::metadata(input).is_ok_and(|i| (i.dev(), i.ino()) == (out.dev(), out.ino()))
+    })
+}
+
+impl Writer {
+    /// Creates `OUT.partial` for the container `out` and reserves its whole size on the disk. A partial file that a
+    /// killed writer left is replaced. When `out` is a symbolic link, the file it leads to will be replaced.
+    ///
+    /// # Errors
+    /// Another writer is making the same file, `out` is a folder, or the system's error (no space, no permission).
+    pub fn create(out: &Path, layout: Layout) -> Result<Writer> {
+        let out = match std::fs::canonicalize(out) {
+            Ok(existing) if existing.is_dir() => {
+                let message = format!("the output {} is a folder", out.display());
+                return Err(Failure::plain(FailureKind::Usage, message));
+            }
+            Ok(existing) => existing,
+            Err(_) => out.to_owned(),
+        };
+        let partial = partial_path(&out);
+        let file = claim(&partial)?;
+        let planes = |e| layout.planes(e).iter().map(|_| Mutex::default()).collect();
+        let written = (0..layout.entries()).map(planes).collect();
+        // From here on, dropping the writer removes the partial file.
+        let writer = Writer {
+            written,
+            layout,
+            file,
+            partial,
+            out,
+            texts: Mutex::default(),
+            finished: false,
+        };
+        let bytes = writer.layout.file_bytes();
+        writer.file.set_len(0).map_err(|e| writer.fail("empty", &e))?;
+        reserve(&writer.file, bytes).map_err(|e| match e.kind() {
+            io::ErrorKind::StorageFull => Failure::plain(
+                FailureKind::Failed,
+                format!("no room for {} ({}): {e}", writer.out.display(), size(bytes)),
+            ),
+            _ => writer.fail("reserve space for", &e),
+        })?;
+        Ok(writer)
+    }
+
+    /// The layout being written.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Writes bytes of a plane at an offset inside it.
+    ///
+    /// # Errors
+    /// The system's error (a short write or a full disk is one), or a range that leaves the plane or was written
+    /// already.
+    pub fn write(&self, entry: usize, plane: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let at = self.place(entry, plane, offset, bytes.len())?;
+        let coverage = self.written.get(entry).and_then(|e| e.get(plane));
+        let fresh = coverage.is_some_and(|c| {
+            let mut c = c.lock().unwrap_or_else(PoisonError::into_inner);
+            c.add(offset, offset + bytes.len() as u64)
+        });
+        if !fresh {
+            return Err(self.misuse(
+                entry,
+                plane,
+                format!("{} bytes at {offset} were written already", bytes.len()),
+            ));
+        }
+        self.file.write_all_at(bytes, at).map_err(|e| self.fail("write", &e))
+    }
+
+    /// Reads bytes of a plane back, as written so far.
+    ///
+    /// # Errors
+    /// The system's error, or a range that leaves the plane.
+    pub fn read_back(
+        &self,
+        entry: usize,
+        plane: usize,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<()> {
+        let at = self.place(entry, plane, offset, into.len())?;
+        self.file.read_exact_at(into, at).map_err(|e| self.fail("read back", &e))
+    }
+
+    /// Sets a metadata text that was planned as [`super::MetaValue::Later`].
+    ///
+    /// # Errors
+    /// No such key, another length than planned, NUL in it, or the system's error.
+    pub fn set_text(&self, key: &str, value: &str) -> Result<()> {
+        let internal =
+            |why: String| Failure::plain(FailureKind::Failed, format!("metadata `{key}`: {why}"));
+        let later = self
+            .layout
+            .later(key)
+            .ok_or_else(|| internal("no text to come later was planned".into()))?;
+        if value.len() != later.bytes || value.contains('\0') {
+            return Err(internal(format!("{} bytes, {} were planned", value.len(), later.bytes)));
+        }
+        self.file
+            .write_all_at(value.as_bytes(), later.offset)
+            .map_err(|e| self.fail("write", &e))?;
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        Ok(())
+    }
+
+    /// Writes the tables, brings everything to the disk and puts the file in OUT's place.
+    ///
+    /// # Errors
+    /// Planes that are not fully written and texts that never came, all together, or the system's error; then OUT is
+    /// as it was.
+    pub fn finish(mut self) -> Result<PathBuf> {
+        self.check_complete()?;
+        self.write_tables().map_err(|e| self.fail("write", &e))?;
+        self.file.sync_all().map_err(|e| self.fail("bring to disk", &e))?;
+        std::fs::rename(&self.partial, &self.out).map_err(|e| self.fail("rename", &e))?;
+        self.finished = true;
+        let folder = match self.out.parent() {
+            Some(p) if !p.as_os_str().is_empty() => p,
+            _ => Path::new("."),
+        };
+        File::open(folder)
+            .and_then(|f| f.sync_all())
+            .map_err(|e| Failure::io("bring to disk the folder", folder, &e))?;
+        Ok(std::mem::take(&mut self.out))
+    }
+
+    fn check_complete(&self) -> Result<()> {
+        let mut problems = Problems::new();
+        for (e, planes) in self.written.iter().enumerate() {
+            for (p, (coverage, at)) in planes.iter().zip(self.layout.planes(e)).enumerate() {
+                let n = coverage.lock().unwrap_or_else(PoisonError::into_inner).bytes();
+                if n != at.bytes {
+                    let name = self.layout.name(e).unwrap_or_default();
+                    let (n, of) = (count(n), count(at.bytes));
+                    let message = format!("`{name}` plane {p}: {n} of {of} bytes were written");
+                    problems.push(Diagnostic::new("container", message));
+                }
+            }
+        }
+        let texts = self.texts.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing: Vec<&str> =
+            self.layout.all_later().map(|(k, _)| k).filter(|k| !texts.contains(*k)).collect();
+        if !missing.is_empty() {
+            let message = format!("no text came for metadata {}", list(&missing, 5));
+            problems.push(Diagnostic::new("container", message));
+        }
+        problems.finish(FailureKind::Failed, "the container is not complete", ())
+    }
+
+    /// Everything but the texts that came later, the header last.
+    fn write_tables(&self) -> io::Result<()> {
+        let tables = self.layout.tables();
+        let mut later: Vec<(usize, usize)> =
+            self.layout.all_later().map(|(_, t)| (t.offset as usize, t.bytes)).collect();
+        later.sort_unstable();
+        let header = super::layout::HEADER_BYTES as usize;
+        let mut at = header;
+        for (offset, len) in later.into_iter().chain([(tables.len(), 0)]) {
+            let part = tables.get(at..offset).unwrap_or_default();
+            self.file.write_all_at(part, at as u64)?;
+            at = offset + len;
+        }
+        self.file.write_all_at(tables.get(..header).unwrap_or_default(), 0)
+    }
+
+    fn place(&self, entry: usize, plane: usize, offset: u64, len: usize) -> Result<u64> {
+        let place = self.layout.plane(entry, plane);
+        let inside = |p: &PlaneAt| offset.checked_add(len as u64).is_some_and(|e| e <= p.bytes);
+        match place.filter(inside) {
+            Some(p) => Ok(p.offset + offset),
+            None => {
+                let has = place.map_or(0, |p| p.bytes);
+                Err(self.misuse(
+                    entry,
+                    plane,
+                    format!("{len} bytes at {offset} leave its {has} bytes"),
+                ))
+            }
+        }
+    }
+
+    fn misuse(&self, entry: usize, plane: usize, why: String) -> Failure {
+        let name = self.layout.name(entry).unwrap_or("no such entry");
+        Failure::plain(FailureKind::Failed, format!("`{name}` plane {plane}: {why}"))
+    }
+
+    fn fail(&self, doing: &str, error: &io::Error) -> Failure {
+        Failure::io(doing, &self.partial, error)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.finished {
+            // Nothing can be done about an error here; the next writer replaces the file.
+            let _ = std::fs::remove_file(&self.partial);
+        }
+    }
+}
+
+/// Opens the partial file and locks it for this process.
+fn claim(partial: &Path) -> Result<File> {
+    let fail = |doing: &'static str| move |e: io::Error| Failure::io(doing, partial, &e);
+    // A writer that finishes renames its partial file away between our opening and our locking it; then the lock is
+    // on what has become its output, and a new file must be opened. Each round means another writer finished.
+    for _ in 0..16 {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(partial)
+            .map_err(fail("create"))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Failure::plain(
+                    FailureKind::Failed,
+                    format!("{} is being written by another running conversion", partial.display()),
+                ));
+            }
+            Err(TryLockError::Error(e)) => return Err(fail("lock")(e)),
+        }
+        let own = file.metadata().map_err(fail("examine"))?;
+        let named = std::fs::symlink_metadata(partial);
+        if named.is_ok_and(|n| (n.dev(), n.ino()) == (own.dev(), own.ino())) {
+            return Ok(file);
+        }
+    }
+    Err(Failure::plain(
+        FailureKind::Failed,
+        format!("{} keeps being replaced by other conversions", partial.display()),
+    ))
+}
+
+/// Sets the file's size and reserves its blocks where the file system can.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let len = libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        // SAFETY: `fallocate` takes a descriptor, which `file` keeps open during the call, and three numbers.
+        if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        // Not every file system can reserve; writing then finds a full disk.
+        if !matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)) {
+            return Err(error);
+        }
+    }
+    file.set_len(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coverage_joins_ranges_and_refuses_overlaps() {
+        let mut c = Coverage::default();
+        assert!(c.add(10, 20) && c.add(30, 40) && c.add(0, 5));
+        assert!(!c.add(19, 21) && !c.add(5, 11) && !c.add(0, 50) && !c.add(35, 36));
+        assert!(c.add(20, 30) && c.add(5, 10));
+        assert_eq!(c.ranges, [(0, 40)]);
+        assert_eq!(c.bytes(), 40);
+    }
+}
