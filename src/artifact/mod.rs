@@ -8,7 +8,7 @@
 //! | `reader` | [`Artifact`]: a mapped file that passed the checks |
 //! | [`metadata`] | metadata rows from a checkpoint's configuration files |
 //! | [`manifest`], [`digests`], [`errors`] | this project's entries; `schemas/rad.md` specifies their bytes |
-//! | [`verify`] | everything beyond opening: deviations, digests, manifest against directory |
+//! | [`mod@verify`] | everything beyond opening: deviations, digests, manifest against directory |
 //!
 //! Nothing here knows the compiler: a program that only reads artifacts needs this module, `tensor` and `diag`.
 

@@ -23,6 +23,7 @@ pub struct Layout {
     data_off: u64,
     tables: Vec<u8>,
     entries: Vec<Placed>,
+    names: BTreeMap<String, usize>,
     texts: BTreeMap<String, Later>,
 }
 
@@ -91,7 +92,7 @@ impl Layout {
 
     /// Position of the entry of that name.
     pub fn entry(&self, name: &str) -> Option<usize> {
-        self.entries.iter().position(|e| e.name == name)
+        self.names.get(name).copied()
     }
 
     /// Name of entry `entry`.
@@ -483,7 +484,8 @@ fn assemble(
             problem,
         )));
     }
-    Some(Ok(Layout { file_bytes, data_off, tables, entries: placed, texts }))
+    let names = placed.iter().enumerate().map(|(i, p)| (p.name.clone(), i)).collect();
+    Some(Ok(Layout { file_bytes, data_off, tables, entries: placed, names, texts }))
 }
 
 #[cfg(test)]

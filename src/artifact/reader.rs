@@ -136,6 +136,21 @@ impl Artifact {
         Text(until_nul(self.blob().get(at..).unwrap_or_default()))
     }
 
+    /// Whether the string at an offset is `text`; reads no further than its length, whatever lies there.
+    fn text_is(&self, offset: u64, text: &str) -> bool {
+        let len = text.len() as u64;
+        slice(self.blob(), offset, len) == Some(text.as_bytes())
+            && slice(self.blob(), offset.saturating_add(len), 1) == Some(&[0])
+    }
+
+    /// Whether any entry's name begins with `prefix`.
+    pub(super) fn any_name_begins(&self, prefix: &str) -> bool {
+        let begins = |e: &super::wire::DirRow| {
+            slice(self.blob(), e.name, prefix.len() as u64) == Some(prefix.as_bytes())
+        };
+        self.tables.entries.iter().any(begins)
+    }
+
     /// Size of the file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.tables.size
@@ -184,29 +199,28 @@ impl Artifact {
         })
     }
 
+    /// Types and values of the rows with that key, in file order.
+    fn meta_rows(&self, key: &str) -> impl Iterator<Item = (u32, u64)> {
+        self.tables.metadata.iter().filter(|r| self.text_is(r.key, key)).map(|r| (r.kind, r.value))
+    }
+
     /// The first integer row of that key.
     pub fn meta_int(&self, key: &str) -> Option<i64> {
-        self.metadata().find_map(|(k, v)| match v {
-            MetaRef::Int(v) if k.bytes() == key.as_bytes() => Some(v),
-            _ => None,
-        })
+        self.meta_rows(key).find(|r| r.0 == META_INT).map(|r| r.1 as i64)
     }
 
     /// The first float row of that key; an integer row counts.
     pub fn meta_float(&self, key: &str) -> Option<f64> {
-        self.metadata().find_map(|(k, v)| match v {
-            MetaRef::Float(v) if k.bytes() == key.as_bytes() => Some(v),
-            MetaRef::Int(v) if k.bytes() == key.as_bytes() => Some(v as f64),
+        self.meta_rows(key).find_map(|(kind, value)| match kind {
+            META_FLOAT => Some(f64::from_bits(value)),
+            META_INT => Some(value as i64 as f64),
             _ => None,
         })
     }
 
     /// The first text row of that key.
     pub fn meta_text(&self, key: &str) -> Option<Text<'_>> {
-        self.metadata().find_map(|(k, v)| match v {
-            MetaRef::Text(v) if k.bytes() == key.as_bytes() => Some(v),
-            _ => None,
-        })
+        self.meta_rows(key).find(|r| r.0 == META_TEXT).map(|r| self.text(r.1))
     }
 
     /// Number of directory entries.

@@ -342,11 +342,14 @@ fn encoding_plane(
     Ok(PlaneSpec { role: escape(until_nul(&p.role)), dtype, layout })
 }
 
+/// Checks that an offset is inside the string section; the field's name is built for a refusal only.
+type StringCheck<'a> = &'a dyn Fn(u64, &dyn Fn() -> String) -> Result<(), Refused>;
+
 fn vocabulary(
     bytes: &[u8],
     header: &Header,
     section: &[u8],
-    string: &dyn Fn(u64, &dyn Fn() -> String) -> Result<(), Refused>,
+    string: StringCheck<'_>,
 ) -> Result<VocabRow, Refused> {
     let (base, len) = (header.vocab_off, header.vocab_bytes);
     let small =
@@ -403,10 +406,10 @@ mod tests {
         let scale = PlaneSpec::tiled(role::SCALE, DType::BF16, [2, 16]);
         assert_eq!(plane_bytes(&scale, &[3, 5, 40]), 8 * 3 * 2);
         assert_eq!(Some(plane_bytes(&scale, &[3, 5, 40]) as u64), scale.bytes(15, 40));
-        // 2^62 × 4 wraps to 0 rows; the ceiling of (2^63-1 + 15) / 16 is negative.
+        // 2^62 × 4 wraps to 0 rows; the ceiling of (2^63-1 + 15) / 16 wraps and is negative.
         let codes = PlaneSpec::tiled(role::CODES, DType::U8, [1, 1]);
         assert_eq!(plane_bytes(&codes, &[1 << 62, 4, 7]), 0);
         let wide = PlaneSpec::tiled(role::SCALE, DType::U8, [1, 16]);
-        assert_eq!(plane_bytes(&wide, &[1, i64::MAX]), (i64::MIN + 14) / 16);
+        assert_eq!(plane_bytes(&wide, &[1, i64::MAX]), -576_460_752_303_423_486);
     }
 }

@@ -42,7 +42,7 @@ pub fn verify(artifact: &Artifact, options: Options) -> Report {
     structure::check(artifact, options, &mut faults);
     let own = artifact.created_by().bytes().starts_with(b"radpack ")
         || artifact.meta_text(DIGEST_KEY).is_some()
-        || artifact.entries().any(|e| e.name().bytes().starts_with(OWN_PREFIX.as_bytes()));
+        || artifact.any_name_begins(OWN_PREFIX);
     let mut report = Report { own, ..Report::default() };
     if own {
         content::check(artifact, &mut faults, &mut report);
