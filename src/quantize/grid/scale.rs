@@ -64,7 +64,6 @@ pub(super) fn never_zero(element: Element, x: f32) -> (u32, f32) {
 const NEAR_OVERFLOW: f32 = mini::pow2(126);
 
 /// A scale under which codes of magnitude `reach` decode to finite values: the given one, or one a little smaller.
-#[cold]
 pub(super) fn capped(element: Element, chosen: Chosen, reach: f32) -> Chosen {
     let fits = |c: &Chosen| ((reach * c.scale) * c.second).is_finite();
     if fits(&chosen) {
