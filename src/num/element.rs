@@ -99,8 +99,7 @@ impl Element {
             Kind::BF16 => u32::from(mini::bf16_bits(x)),
             Kind::Mini => self.encode_mini(x),
             Kind::E8M0 => {
-                // NaN must take this branch too.
-                if !(x > 0.0) {
+                if x.is_nan() || x <= 0.0 {
                     return 0;
                 }
                 let bits = x.to_bits();

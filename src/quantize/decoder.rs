@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::num::{Element, NonFinite, unpack, widen, widens};
+use crate::num::{Element, unpack, widen, widens};
 use crate::tensor::{DType, Encoding, EncodingError, PlaneLayout, PlaneSpec, Scheme, role};
 
 use super::grid::hadamard;
@@ -42,9 +42,6 @@ pub enum DecodeError {
     /// `t.perm` is not a permutation of the columns.
     #[error("`t.perm` is not a permutation of the columns")]
     Permutation,
-    /// A weight that decodes to NaN or infinity.
-    #[error("decodes to {0}")]
-    NonFinite(NonFinite),
 }
 
 /// A run of whole rows of one plane.
@@ -488,5 +485,174 @@ impl Plane {
                 let _ = widen(*dtype, &bytes[..self.row_bytes], out);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiled(role: &str, dtype: DType, block: [u64; 2]) -> PlaneSpec {
+        PlaneSpec::tiled(role, dtype, block)
+    }
+
+    fn f32s(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|v| v.to_le_bytes()).collect()
+    }
+
+    fn decode(
+        encoding: &Encoding,
+        rows: u64,
+        cols: u64,
+        planes: &[&[u8]],
+    ) -> Result<Vec<f32>, DecodeError> {
+        let decoder = Decoder::new(encoding, rows, cols)?;
+        let planes: Vec<PlaneSlice<'_>> = planes.iter().map(|p| PlaneSlice::whole(p)).collect();
+        let mut out = vec![0.0; (rows * cols) as usize];
+        decoder.decode(0..rows, &planes, &mut out)?;
+        Ok(out)
+    }
+
+    #[test]
+    fn every_step_of_the_affine_scheme_is_applied_in_order() {
+        // ((±code − zero) · scale · scale.1) − min · min.1, signs before the zero point.
+        let encoding = Encoding::affine(
+            DType::U4,
+            vec![
+                tiled("scale", DType::F16, [1, 2]),
+                tiled("min.1", DType::F32, [0, 0]),
+                tiled("zero", DType::U8, [1, 0]),
+                tiled("scale.1", DType::F32, [2, 0]),
+                tiled("min", DType::I8, [1, 2]),
+                tiled("signs", DType::U1, [1, 1]),
+            ],
+        );
+        let half = |v: f32| half::f16::from_f32(v).to_le_bytes();
+        let scale: Vec<u8> = [half(0.5), half(2.0), half(1.0), half(4.0)].concat();
+        let planes: [&[u8]; 7] = [
+            &[0x21, 0x03, 0xf4, 0x05],
+            &scale,
+            &f32s(&[10.0]),
+            &[1, 0],
+            &f32s(&[3.0]),
+            &[1, 0xff, 0, 2],
+            &[0b010, 0b000],
+        ];
+        let out = decode(&encoding, 2, 3, &planes).expect("decodes");
+        let want = [
+            (1.0 - 1.0) * 0.5 * 3.0 - 10.0,
+            (-2.0 - 1.0) * 0.5 * 3.0 - 10.0,
+            (3.0 - 1.0) * 2.0 * 3.0 + 10.0,
+            4.0 * 3.0,
+            15.0 * 3.0,
+            5.0 * 4.0 * 3.0 - 20.0,
+        ];
+        assert_eq!(out, want);
+    }
+
+    #[test]
+    fn rows_can_be_read_from_parts_of_planes() {
+        let encoding = Encoding::affine(DType::I8, vec![tiled("scale", DType::F32, [2, 0])]);
+        let decoder = Decoder::new(&encoding, 6, 2).expect("legal");
+        let codes = [1, 2, 3, 4];
+        let scale = f32s(&[10.0, 100.0]);
+        let planes = |first: u64| {
+            [PlaneSlice { bytes: &codes, first: 3 }, PlaneSlice { bytes: &scale, first }]
+        };
+        let mut out = [0.0; 4];
+        decoder.decode(3..5, &planes(1), &mut out).expect("covers");
+        assert_eq!(out, [10.0, 20.0, 300.0, 400.0]);
+        let missing = decoder.decode(3..5, &planes(2), &mut out).expect_err("row 1 of the scales");
+        assert_eq!(missing.to_string(), "plane `scale` holds 0 bytes where the rows need 4");
+        assert_eq!(decoder.decode(5..7, &planes(1), &mut out), Err(DecodeError::Rows(5..7)));
+        assert_eq!(decoder.decode(3..4, &planes(1), &mut out), Err(DecodeError::Rows(3..4)));
+    }
+
+    #[test]
+    fn a_grid_table_gives_several_columns_a_code() {
+        let mut encoding =
+            Encoding::affine(DType::U2, vec![PlaneSpec::table("grid", DType::F32, [3, 2])]);
+        encoding.planes[0].layout = PlaneLayout::Tiled { block: [1, 2] };
+        let grid = f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        // Five columns: codes 2, 0, 1, the last for one column alone.
+        assert_eq!(
+            decode(&encoding, 1, 5, &[&[0b01_00_10], &grid]),
+            Ok(vec![5.0, 6.0, 1.0, 2.0, 3.0])
+        );
+        let error = decode(&encoding, 1, 5, &[&[0b11_00_10], &grid]).expect_err("code 3");
+        assert_eq!(error, DecodeError::Index { row: 0, code: 3, entries: 3 });
+    }
+
+    #[test]
+    fn a_signed_code_indexes_by_value_and_a_negative_index_fails() {
+        let encoding =
+            Encoding::affine(DType::I4, vec![PlaneSpec::table(role::TABLE, DType::F32, [1, 8])]);
+        let table = f32s(&[0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0]);
+        assert_eq!(decode(&encoding, 1, 2, &[&[0x27], &table]), Ok(vec![70.0, 20.0]));
+        let error = decode(&encoding, 1, 2, &[&[0xf7], &table]).expect_err("−1");
+        assert_eq!(error.to_string(), "code -1 in row 0 names none of the 8 table entries");
+    }
+
+    #[test]
+    fn a_permutation_puts_value_j_at_column_perm_j() {
+        let mut encoding =
+            Encoding::affine(DType::I8, vec![PlaneSpec::table("t.perm", DType::I32, [1, 3])]);
+        encoding.transform = "perm".into();
+        let perm = |p: [i32; 3]| -> Vec<u8> { p.iter().flat_map(|i| i.to_le_bytes()).collect() };
+        let codes = [1, 2, 3, 4, 5, 6];
+        let out = decode(&encoding, 2, 3, &[&codes, &perm([2, 0, 1])]);
+        assert_eq!(out, Ok(vec![2.0, 3.0, 1.0, 5.0, 6.0, 4.0]));
+        for bad in [[0, 1, 1], [0, 1, 3], [-1, 0, 1]] {
+            assert_eq!(
+                decode(&encoding, 2, 3, &[&codes, &perm(bad)]),
+                Err(DecodeError::Permutation)
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_says_why() {
+        let why = |e: &Encoding, cols| {
+            Decoder::new(e, 2, cols).err().map(|e| e.to_string()).unwrap_or_default()
+        };
+        let mut givens = Encoding::affine(
+            DType::I8,
+            vec![
+                PlaneSpec::table("t.pairs", DType::I32, [1, 4]),
+                PlaneSpec::table("t.angle", DType::F32, [1, 2]),
+            ],
+        );
+        givens.transform = "givens".into();
+        assert_eq!(why(&givens, 4), "transform `givens` is not decoded");
+        let mut other = Encoding::plain(DType::U8);
+        other.scheme = Scheme::Other("mycomp.v1".into());
+        assert_eq!(
+            why(&other, 4),
+            "scheme `mycomp.v1` belongs to another producer and is not decoded"
+        );
+        let float =
+            Encoding::affine(DType::F8E4M3, vec![PlaneSpec::table("table", DType::F32, [1, 4])]);
+        assert_eq!(why(&float, 4), "a table takes integer codes, not fp8_e4m3");
+        let mut fwht = Encoding::affine(DType::I8, vec![tiled("scale", DType::F32, [1, 0])]);
+        fwht.transform = "fwht8".into();
+        assert_eq!(why(&fwht, 12), "12 columns are not whole blocks of `fwht8`");
+        fwht.planes.clear();
+        assert_eq!(why(&fwht, 8), "the encoding is malformed: 0 planes, not 1 to 8");
+        assert_eq!(why(&Encoding::plain(DType::C64), 1), "c64 values cannot be read as numbers");
+        assert_eq!(why(&Encoding::plain(DType::F32), u64::MAX), "plane `codes` is too long");
+    }
+
+    #[test]
+    fn plain_planes_of_every_type_read_as_numbers() {
+        assert_eq!(
+            decode(&Encoding::plain(DType::I64), 1, 1, &[&(-3i64).to_le_bytes()]),
+            Ok(vec![-3.0])
+        );
+        assert_eq!(
+            decode(&Encoding::plain(DType::F4E2M1), 1, 3, &[&[0x7a, 0x01]]),
+            Ok(vec![-1.0, 6.0, 0.5])
+        );
+        assert_eq!(decode(&Encoding::plain(DType::Bool), 1, 2, &[&[0, 9]]), Ok(vec![0.0, 1.0]));
+        assert_eq!(decode(&Encoding::plain(DType::BF16), 1, 1, &[&[0x80, 0x3f]]), Ok(vec![1.0]));
     }
 }

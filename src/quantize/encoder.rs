@@ -368,3 +368,28 @@ fn cast_code(element: Element, x: f32) -> u32 {
     }
     element.encode(x)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_share_one_encoder_and_one_decoder() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Encoder>();
+        shared::<Decoder>();
+        fn sent<T: Send>() {}
+        sent::<PlaneBuffers>();
+    }
+
+    #[test]
+    fn plane_offsets_are_where_a_row_blocks_bytes_begin() {
+        let grid = crate::recipe::Grid::absmax(DType::F8E4M3, [128, 128], DType::BF16);
+        let encoder =
+            Encoder::new(&Method::Grid(grid), DType::BF16, 300, 200, None).expect("legal");
+        let at = |row| (encoder.plane_offset(0, row), encoder.plane_offset(1, row));
+        assert_eq!((at(0), at(128), at(256)), ((0, 0), (128 * 200, 4), (256 * 200, 8)));
+        // The end of the last, short block.
+        assert_eq!(at(300), (300 * 200, 12));
+    }
+}

@@ -184,7 +184,9 @@ struct Exact([u64; 10]);
 const UNIT: i32 = -298;
 
 impl Exact {
+    /// Adds a finite, non-negative number.
     fn add(&mut self, x: f64) {
+        debug_assert!(x.is_finite() && x >= 0.0);
         let bits = x.to_bits();
         let exponent = (bits >> 52) as i32;
         // Zero: nothing below 2^-298 occurs.

@@ -197,6 +197,9 @@ fn check_promises(
     }
     let rows = values.len() / cols;
     let decoded = decode(&method, source, cols, planes, rows);
+    for (i, (a, b)) in values.iter().zip(&decoded).enumerate() {
+        assert!(b.is_finite(), "{encoding}: {a:e} in row {} decodes to {b}", i / cols);
+    }
     let error: f64 =
         values.iter().zip(&decoded).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum();
     let close = |a: f64, b: f64| a == b || (a / b - 1.0).abs() < 1e-12;
@@ -533,13 +536,14 @@ fn methods_that_make_no_sense_are_refused_before_any_weight_is_read() {
         f(&mut g);
         g
     };
-    let cases: [(Grid, &str); 10] = [
+    let cases: [(Grid, &str); 11] = [
         (g(|g| g.codes = DType::U8), "u8 codes without a zero point"),
         (g(|g| g.zero = Some(DType::U8)), "i8 codes with a zero point"),
         (g(|g| (g.codes, g.zero) = (DType::U8, Some(DType::U4))), "cannot hold the zero points"),
         (g(|g| g.scale = DType::E8M0), "go together"),
         (g(|g| g.rule = ScaleRule::Mx), "go together"),
         (g(|g| g.rule = ScaleRule::Fixed(-1.0)), "no usable fixed scale"),
+        (g(|g| g.rule = ScaleRule::Fixed(1e37)), "no usable fixed scale"),
         (g(|g| g.codes = DType::F16), "make no grid"),
         (
             g(|g| g.scale2 = Some(SecondScale { dtype: DType::F32, block: [1, 48] })),

@@ -104,9 +104,10 @@ impl GridPlan {
             if grid.scale2.is_some() || grid.zero.is_some() {
                 return refuse("a fixed scale takes one level and no zero point".into());
             }
-            if !(value > 0.0 && (value as f32).is_normal()) {
+            let reach = value as f32 * codes.reach();
+            if !(value > 0.0 && (value as f32).is_normal() && (2.0 * reach).is_finite()) {
                 return refuse(format!(
-                    "{value:e} is no usable fixed scale; it must be a positive normal f32"
+                    "{value:e} is no usable fixed scale; it must be positive and every code times it an f32"
                 ));
             }
         }
@@ -337,6 +338,10 @@ impl GridPlan {
     }
 
     fn one_level(&self, one: &OneLevel, v: &[f32]) -> Chosen {
+        let rounded = |s: f32| {
+            let (code, value) = scale::never_zero(one.scale, s);
+            scale::capped(one.scale, Chosen::new(code, value, 1.0), self.codes.reach())
+        };
         let start = match &self.codes {
             Codes::Table { peak, signed, has_zero, .. } => {
                 let s = codes::table_scale(v, *peak, *signed);
@@ -344,8 +349,7 @@ impl GridPlan {
                 if s == 0.0 && !has_zero {
                     return Chosen::new(one.scale.encode(0.0), 0.0, 1.0);
                 }
-                let (code, value) = scale::never_zero(one.scale, s);
-                Chosen::new(code, value, 1.0)
+                rounded(s)
             }
             _ => one.choose(amax(v)),
         };
@@ -355,7 +359,10 @@ impl GridPlan {
                     Codes::Table { peak, signed, .. } => codes::table_scale(v, *peak, *signed),
                     codes => amax(v) / codes.top(),
                 };
-                let round = |s: f64| scale::never_zero(one.scale, s as f32);
+                let round = |s: f64| {
+                    let chosen = rounded(s as f32);
+                    (chosen.code, chosen.scale)
+                };
                 let (code, value) =
                     search::symmetric(v, &self.codes, base, (start.code, start.scale), round);
                 Chosen::new(code, value, 1.0)

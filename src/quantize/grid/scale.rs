@@ -64,20 +64,19 @@ pub(super) fn never_zero(element: Element, x: f32) -> (u32, f32) {
 const NEAR_OVERFLOW: f32 = mini::pow2(126);
 
 /// A scale under which codes of magnitude `reach` decode to finite values: the given one, or one a little smaller.
-#[cold]
 pub(super) fn capped(element: Element, chosen: Chosen, reach: f32) -> Chosen {
     let fits = |c: &Chosen| ((reach * c.scale) * c.second).is_finite();
     if fits(&chosen) {
         return chosen;
     }
-    let smaller = [63.0 / 64.0, 0.875, 0.75, 0.5, 0.25].into_iter().map(|factor| {
+    let mut smaller = [63.0 / 64.0, 0.875, 0.75, 0.5, 0.25].into_iter().map(|factor| {
         // A power of two rounded up would come back as it was.
         let x =
             if element.dtype() == DType::E8M0 { chosen.scale * 0.5 } else { chosen.scale * factor };
         let (code, value) = never_zero(element, x);
         Chosen::new(code, value, chosen.second)
     });
-    smaller.filter(fits).next().unwrap_or(chosen)
+    smaller.find(fits).unwrap_or(chosen)
 }
 
 /// (hi − lo) / top of a block that spans lo ≤ 0 ≤ hi, without overflow.
