@@ -28,7 +28,7 @@ struct Document {
     /// What the artifact is compiled for.
     target: Option<Target>,
     /// The rules; the first that selects a weight decides it, and a weight without a rule is kept byte for byte.
-    #[schemars(schema_with = "rules")]
+    #[schemars(schema_with = "rules", default)]
     quantize: Option<Vec<Rule>>,
     /// Shapes of the static graphs; what is absent is derived from the model and the target.
     graphs: Option<Graphs>,
@@ -50,10 +50,13 @@ pub fn schema() -> String {
     text
 }
 
-/// Takes `null` out of every `type` and `anyOf`.
+/// Takes `null` out of every `type`, `anyOf` and `default`.
 fn drop_null(value: &mut Value) {
     match value {
         Value::Object(map) => {
+            if map.get("default") == Some(&Value::Null) {
+                map.remove("default");
+            }
             if let Some(Value::Array(types)) = map.get_mut("type") {
                 types.retain(|t| t != "null");
                 if let [only] = types.as_slice() {
