@@ -187,12 +187,7 @@ impl<'a> Reader<'a> {
         {
             help.push(format!("write {key} = {text} without quotes"));
         }
-        self.problem(
-            value.span(),
-            format!("`{key}` is {got}, not {wanted}"),
-            format!("{got}"),
-            help,
-        );
+        self.problem(value.span(), format!("`{key}` is {got}, not {wanted}"), got, help);
     }
 
     /// The sub-table of that key.

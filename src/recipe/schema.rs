@@ -197,3 +197,36 @@ pub(super) fn encoding(_: &mut SchemaGenerator) -> Schema {
         ]
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::document::SECTIONS;
+    use super::super::encoding;
+    use super::*;
+
+    #[test]
+    fn the_schema_and_the_parser_know_the_same_keys() {
+        let schema: Value = serde_json::from_str(&schema()).expect("JSON");
+        let keys = |at: &str| -> Vec<String> {
+            let object = schema.pointer(at).and_then(Value::as_object);
+            object.unwrap_or_else(|| panic!("{at}")).keys().cloned().collect()
+        };
+        for (title, known) in SECTIONS {
+            let at = match *title {
+                "the top level" => "/properties",
+                "[target]" => "/$defs/Target/properties",
+                "[[quantize]]" => "/$defs/Rule/properties",
+                "[graphs]" => "/$defs/Graphs/properties",
+                "[vision]" => "/$defs/Vision/properties",
+                "[towers]" => "/$defs/Towers/properties",
+                other => panic!("{other}"),
+            };
+            let mut known: Vec<&str> = known.to_vec();
+            known.sort_unstable();
+            assert_eq!(keys(at), known, "{title}");
+        }
+        let mut known = encoding::KEYS.to_vec();
+        known.sort_unstable();
+        assert_eq!(keys("/$defs/Rule/properties/encoding/anyOf/1/properties"), known);
+    }
+}
