@@ -55,21 +55,52 @@ pub fn render_failure(failure: &Failure, style: Style) -> String {
 
 /// A problem that did not stop the run, ending in a newline.
 pub fn render_warning(problem: &Diagnostic, style: Style) -> String {
-    let mut out = format!("{} {}: {}\n", style.yellow("warning:"), problem.area, problem.message);
-    for line in &problem.help {
-        out.push_str(&format!("    = {line}\n"));
-    }
-    out
+    let head = format!("{} {}: ", style.yellow("warning:"), problem.area);
+    let shown = "warning: ".len() + problem.area.chars().count() + 2;
+    head + &details(problem, shown, style)
 }
 
 fn render_problem(problem: &Diagnostic, style: Style) -> String {
-    let mut out = format!("  {}: {}\n", style.bold(problem.area), problem.message);
+    let head = format!("  {}: ", style.bold(problem.area));
+    head + &details(problem, problem.area.chars().count() + 4, style)
+}
+
+/// Message, place and help, after a head of `shown` columns.
+fn details(problem: &Diagnostic, shown: usize, style: Style) -> String {
+    let mut out = wrapped(&problem.message, shown, 4);
     if let Some(label) = &problem.label {
         out.push_str(&indent(&snippet(label, style), 4));
     }
     for line in &problem.help {
-        out.push_str(&format!("    = {line}\n"));
+        out.push_str("    = ");
+        out.push_str(&wrapped(line, 6, 6));
     }
+    out
+}
+
+/// Columns that output keeps to where words allow.
+const WIDTH: usize = 100;
+
+/// Text broken at blanks so that lines end before [`WIDTH`]: the first starts after `used` columns, the others are
+/// indented. A word that is longer than a line stands alone. Ends in a newline.
+fn wrapped(text: &str, used: usize, indent: usize) -> String {
+    let mut out = String::with_capacity(text.len() + 8);
+    let (mut column, mut first) = (used, true);
+    for word in text.split(' ') {
+        let width = word.chars().count();
+        if !first && column + 1 + width > WIDTH {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent));
+            column = indent;
+        } else if !first {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += width;
+        first = false;
+    }
+    out.push('\n');
     out
 }
 
@@ -77,6 +108,7 @@ fn render_problem(problem: &Diagnostic, style: Style) -> String {
 /// message stands above already.
 fn snippet(label: &super::Label, style: Style) -> String {
     let renderer = if style.colour { Renderer::styled() } else { Renderer::plain() };
+    let renderer = renderer.term_width(WIDTH - 4);
     let text = &label.source.text;
     let start = floor_char_boundary(text, label.span.start.min(text.len()));
     let end = floor_char_boundary(text, label.span.end.clamp(start, text.len()));
@@ -131,6 +163,29 @@ mod tests {
 
         1 problem; nothing was written
         ");
+    }
+
+    #[test]
+    fn long_lines_break_at_blanks_and_warnings_show_their_place() {
+        let source =
+            Arc::new(SourceText { name: "mine.toml".into(), text: "match = \"re:a.b\"\n".into() });
+        let problem = Diagnostic::new("recipe", "word ".repeat(25).trim_end())
+            .at(&source, 8..16, "here")
+            .help("value, ".repeat(20).trim_end())
+            .help("x".repeat(120));
+        let text = render_warning(&problem, Style::plain());
+        insta::assert_snapshot!(text, @r#"
+    warning: recipe: word word word word word word word word word word word word word word word word
+        word word word word word word word word word
+         --> mine.toml:1:9
+          |
+        1 | match = "re:a.b"
+          |         ^^^^^^^^ here
+        = value, value, value, value, value, value, value, value, value, value, value, value, value,
+          value, value, value, value, value, value, value,
+        = xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx
+    "#);
+        assert!(text.lines().all(|line| line.len() <= WIDTH || line.contains("xxx")), "{text}");
     }
 
     #[test]

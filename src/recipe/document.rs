@@ -31,7 +31,7 @@ const TOP_KEYS: &[&str] = &[
 ];
 
 /// Keys of every section, for suggestions.
-const SECTIONS: &[(&str, &[&str])] = &[
+pub(super) const SECTIONS: &[(&str, &[&str])] = &[
     ("the top level", TOP_KEYS),
     ("[target]", Target::KEYS),
     ("[[quantize]]", Rule::KEYS),

@@ -96,20 +96,16 @@ pub(super) fn check(
     }
 }
 
-/// A weight as the checkpoint names it: `a.weight`, `experts.down_proj[17]`, `gate.weight + up.weight`.
+/// A weight as the checkpoint names it: `a.weight`, `experts.down_proj[17]`; one of several tensors by its logical
+/// name.
 pub(super) fn shown(weight: &Weight) -> String {
-    let parts: Vec<String> = weight
-        .parts
-        .iter()
-        .map(|part| match part.index {
+    match weight.parts.as_slice() {
+        [part] => match part.index {
             Some(index) => format!("{}[{index}]", part.tensor),
             None => part.tensor.clone(),
-        })
-        .collect();
-    if parts.len() > 2 {
-        return format!("{} ({} tensors)", weight.name, parts.len());
+        },
+        parts => format!("{} ({} tensors)", weight.name, parts.len()),
     }
-    parts.join(" + ")
 }
 
 /// The problems of all misfits, those of rule 1 first, weights without a rule last.
@@ -151,7 +147,9 @@ fn told(
 ) -> Diagnostic {
     let n = number + 1;
     let encoding = &rule.encoding;
-    let keep = format!("or a rule before rule {n} that selects them with encoding = \"keep\"");
+    let keep = format!(
+        "a rule before rule {n} that selects them with encoding = \"keep\" leaves them as they are"
+    );
     let many = weights.len() > 1;
     let problem = |message: String| Diagnostic::new(AREA, message);
     let at = |problem: Diagnostic, label: &str| rule.places.encoding.mark(problem, label);
@@ -196,7 +194,9 @@ fn told(
             problem(format!("{who} {} no elements to quantize", if many { "have" } else { "has" })).help(keep),
             &format!("given by rule {n}"),
         ),
-        Misfit::ShortGroup(cols, group) => at(short_group(cols, group, who, n), "groups of this encoding"),
+        Misfit::ShortGroup(cols, group) => {
+            at(short_group(cols, group, who, n, &encoding.method), "groups of this encoding")
+        }
         Misfit::Unholdable(_) | Misfit::BitRows(_) | Misfit::TooManyDimensions(_) | Misfit::TooLarge => {
             at(told_kept(misfit, who), &format!("given by rule {n}"))
         }
@@ -233,41 +233,47 @@ fn told_kept(misfit: Misfit, who: &str) -> Diagnostic {
     }
 }
 
-fn short_group(cols: u64, group: u64, who: &str, n: usize) -> Diagnostic {
+fn short_group(cols: u64, group: u64, who: &str, n: usize, method: &Method) -> Diagnostic {
     let message = format!(
         "{who}: {cols} columns are no whole number of groups of {group} (the last group has {})",
         cols % group
     );
     let mut problem = Diagnostic::new(AREA, message);
-    // Group sizes that engines' kernels take.
-    let usual: Vec<u64> =
-        [16, 32, 64, 128, 256].into_iter().filter(|g| cols.is_multiple_of(*g)).collect();
+    let codes = match method {
+        Method::Grid(grid) => Some(grid.codes),
+        _ => None,
+    };
+    // Group sizes that engines' kernels take; 16 goes with fp4 only.
+    let usual: Vec<u64> = [16, 32, 64, 128, 256]
+        .into_iter()
+        .filter(|g| cols.is_multiple_of(*g) && (*g > 16 || codes == Some(DType::F4E2M1)))
+        .collect();
     let other: Vec<u64> =
         (8..=cols.min(512)).filter(|g| cols.is_multiple_of(*g) && !usual.contains(g)).collect();
     let fitting: Vec<&str> = NAMED
         .iter()
         .filter(|named| match named.method() {
             Method::Grid(grid) => {
-                group_columns(&grid.encoding()).is_some_and(|g| usual.contains(&g))
+                Some(grid.codes) == codes
+                    && group_columns(&grid.encoding()).is_some_and(|g| usual.contains(&g))
             }
             _ => false,
         })
         .map(|named| named.name)
         .collect();
     if usual.is_empty() {
-        problem = problem.help(format!("no usual group size (16 to 256) divides {cols}"));
+        problem = problem.help(format!("no usual group size (32 to 256) divides {cols}"));
     } else {
-        problem = problem.help(format!(
-            "group sizes that fit {cols} columns: {} (encodings {})",
-            list(&usual, 9),
-            list(&fitting, 9)
-        ));
+        let mut line = format!("group sizes that fit {cols} columns: {}", list(&usual, 9));
+        if !fitting.is_empty() {
+            line.push_str(&format!(" ({})", list(&fitting, 9)));
+        }
+        problem = problem.help(line);
     }
     if !other.is_empty() {
-        problem = problem
-            .help(format!("a spelled-out encoding may also have groups of {}", list(&other, 12)));
+        problem = problem.help(format!("spelled out, groups of {} fit as well", list(&other, 12)));
     }
     problem.help(format!(
-        "an encoding with one scale a row, or whole_groups = false in rule {n}, takes any length"
+        "one scale a row takes any length, and so does whole_groups = false in rule {n}"
     ))
 }

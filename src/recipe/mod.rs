@@ -13,9 +13,13 @@
 //! encoding = "int8-g128"                           # a name, or a table that spells a grid out
 //! ```
 //!
+//! A pattern matches a whole name. In a glob `*` is any run of characters, dots included, `?` one character, `{a,b}`
+//! alternatives, `[0-9]` or `[!0-9]` a class, and `\` takes the next character as it is; `re:` starts a regular
+//! expression, anchored at both ends.
+//!
 //! [`Recipe::parse`] reads it with every problem at once, each with its place and a way out; [`Recipe::resolve`] turns
-//! it and a [`WeightTable`](crate::model::WeightTable) into an [`Assignment`]. The pattern language is described in
-//! `pattern`, the table form of encodings in `encoding`, the rules of resolution in `resolve`.
+//! it and a [`WeightTable`](crate::model::WeightTable) into an [`Assignment`]. The table form of encodings is described
+//! in `encoding`, the rules of resolution in `resolve`.
 
 mod assignment;
 mod builtin;

@@ -27,6 +27,8 @@ pub(super) struct Names<'t> {
     pub names: Vec<Cow<'t, str>>,
     /// For each name one bit a rule.
     bits: Vec<Vec<u64>>,
+    /// The rules without patterns, one bit each.
+    open: Vec<u64>,
     /// For each weight the names of its parts, as indices.
     parts: Vec<Vec<usize>>,
     /// For each weight the further names it goes by.
@@ -59,30 +61,27 @@ impl<'t> Names<'t> {
     /// # Errors
     /// A sentence, when the patterns together are too large to compile.
     pub(super) fn new(rules: &[Rule], table: &'t WeightTable) -> Result<Names<'t>, String> {
-        let mut names: Vec<Cow<'t, str>> = Vec::with_capacity(table.weights.len());
-        for weight in &table.weights {
-            names.extend(weight.parts.iter().map(|p| Cow::Borrowed(p.tensor.as_str())));
+        // Every use of a name, sorted so that equal names meet; the place says which weight and whether it is an alias.
+        let mut uses: Vec<(Cow<'t, str>, usize, bool)> = Vec::with_capacity(table.weights.len());
+        for (index, weight) in table.weights.iter().enumerate() {
+            uses.extend(
+                weight.parts.iter().map(|p| (Cow::Borrowed(p.tensor.as_str()), index, false)),
+            );
             if weight.tied_to.is_some() {
-                names.extend(head_names(weight).into_iter().map(Cow::Owned));
+                uses.extend(head_names(weight).into_iter().map(|n| (Cow::Owned(n), index, true)));
             }
         }
-        names.par_sort_unstable();
-        names.dedup();
-        let find =
-            |name: &str| names.binary_search_by(|n| n.as_ref().cmp(name)).unwrap_or_default();
-        let parts: Vec<Vec<usize>> = table
-            .weights
-            .par_iter()
-            .map(|w| w.parts.iter().map(|p| find(&p.tensor)).collect())
-            .collect();
-        let aliases: Vec<Vec<usize>> = table
-            .weights
-            .iter()
-            .map(|w| match w.tied_to {
-                Some(_) => head_names(w).iter().map(|n| find(n)).collect(),
-                None => Vec::new(),
-            })
-            .collect();
+        uses.par_sort_unstable();
+        let mut names: Vec<Cow<'t, str>> = Vec::with_capacity(uses.len());
+        let mut parts: Vec<Vec<usize>> = vec![Vec::new(); table.weights.len()];
+        let mut aliases: Vec<Vec<usize>> = vec![Vec::new(); table.weights.len()];
+        for (name, index, alias) in uses {
+            if names.last() != Some(&name) {
+                names.push(name);
+            }
+            let of = if alias { &mut aliases } else { &mut parts };
+            of[index].push(names.len() - 1);
+        }
 
         let all: Vec<(usize, usize, &Pattern)> = rules
             .iter()
@@ -104,10 +103,10 @@ impl<'t> Names<'t> {
         let words = rules.len().div_ceil(64);
         let found: Vec<(Vec<u64>, Vec<usize>)> = names
             .par_iter()
-            .map_init(Vec::new, |scratch, name| {
+            .map(|name| {
                 let mut bits = vec![0u64; words];
                 let mut by_dot = Vec::new();
-                matcher.owners(name, scratch, |i| {
+                matcher.owners(name, |i| {
                     let rule = all[i].0;
                     bits[rule / 64] |= 1 << (rule % 64);
                     counts[i].fetch_add(1, Ordering::Relaxed);
@@ -116,7 +115,7 @@ impl<'t> Names<'t> {
                     }
                 });
                 if !by_dot.is_empty() {
-                    strict_matcher.owners(name, scratch, |i| by_dot.retain(|&j| j != i));
+                    strict_matcher.owners(name, |i| by_dot.retain(|&j| j != i));
                 }
                 (bits, by_dot)
             })
@@ -141,7 +140,24 @@ impl<'t> Names<'t> {
             .map(|(i, names)| (all[i].0, all[i].1, names))
             .collect();
         let bits = found.into_iter().map(|(bits, _)| bits).collect();
-        Ok(Names { names, bits, parts, aliases, pattern_names, by_dot })
+        let mut open = vec![0u64; words];
+        for (number, _) in rules.iter().enumerate().filter(|(_, rule)| rule.patterns.is_empty()) {
+            open[number / 64] |= 1 << (number % 64);
+        }
+        Ok(Names { names, bits, open, parts, aliases, pattern_names, by_dot })
+    }
+
+    /// Numbers of the rules that have no pattern or one that matches some name of the weight, in order.
+    pub(super) fn candidates(&self, weight: usize) -> impl Iterator<Item = usize> {
+        let names = move || self.parts[weight].iter().chain(&self.aliases[weight]);
+        self.open.iter().enumerate().flat_map(move |(word, open)| {
+            let mut bits = names().fold(*open, |bits, name| bits | self.bits[*name][word]);
+            std::iter::from_fn(move || {
+                let bit = bits.trailing_zeros() as usize;
+                // Clears the lowest bit; none is left at 0.
+                (bits != 0).then(|| bits &= bits - 1).map(|()| word * 64 + bit)
+            })
+        })
     }
 
     /// How the patterns of `rule` (of that number) meet the weight of that index.

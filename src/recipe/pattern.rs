@@ -8,12 +8,16 @@
 //!
 //! Always the whole name: `lm_head` does not match `lm_head.weight`, and `re:` is anchored at both ends.
 //!
-//! All patterns of a recipe are compiled once: globs into one [`GlobSet`] (exact names become a hash look-up, a bare
-//! prefix or suffix an Aho-Corasick pass, the rest one automaton) and regular expressions into one [`RegexSet`]. A
-//! name is then read once per set, however many rules there are.
+//! All patterns of a recipe are compiled once (globs through globset's translation to a regular expression), and a
+//! name is not tried against each. Exact names are looked up. A pattern that only names with a certain number between
+//! dots can match (`*.layers.17.*`) is tried on names that have it; patterns by the hundred are of that kind. The rest
+//! is one `RegexSet`, whose automaton reads a name once. (A `GlobSet` would try every glob that ends in an extension by
+//! itself, and here most end in `.weight`.)
 
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
-use regex::{Regex, RegexSet, RegexSetBuilder};
+use std::collections::BTreeMap;
+
+use globset::GlobBuilder;
+use regex::bytes::{Regex, RegexBuilder, RegexSet, RegexSetBuilder};
 
 use super::read::{CURLY, Place};
 
@@ -76,12 +80,12 @@ impl Pattern {
             return bad(message, &format!("quotes pasted from a web page? write \"{plain}\""));
         }
         let kind = if let Some(body) = text.strip_prefix("re:") {
-            if let Err(error) = Regex::new(body) {
+            if let Err(error) = compile(body) {
                 let hint =
                     if body.starts_with('*') { "a glob is written without `re:`" } else { "" };
                 return bad(format!("not a regular expression: {}", regex_reason(&error)), hint);
             }
-            if let Err(error) = Regex::new(&anchored(body)) {
+            if let Err(error) = compile(&anchored(body)) {
                 return bad(format!("not a regular expression: {}", regex_reason(&error)), "");
             }
             PatternKind::Regex
@@ -134,6 +138,19 @@ impl Pattern {
     }
 }
 
+/// A regular expression for a glob or for the body of a `re:` pattern, over the whole name.
+fn expression(pattern: &Pattern) -> Result<String, String> {
+    match pattern.kind {
+        PatternKind::Regex => Ok(anchored(pattern.body())),
+        _ => glob(&pattern.text).map(|g| g.regex().to_owned()).map_err(|e| e.to_string()),
+    }
+}
+
+fn compile(expression: &str) -> Result<Regex, regex::Error> {
+    // `*` and `.` take any character; a name with a line break in it is a name.
+    RegexBuilder::new(expression).dot_matches_new_line(true).build()
+}
+
 fn glob(text: &str) -> Result<globset::Glob, globset::Error> {
     GlobBuilder::new(text)
         .literal_separator(false)
@@ -154,61 +171,141 @@ fn regex_reason(error: &regex::Error) -> String {
     last.strip_prefix("error: ").unwrap_or(last).to_owned()
 }
 
-/// Many patterns, compiled together; each carries the number of the rule it belongs to.
+/// A piece between dots, with a digit in it, that every name has which the pattern matches; `None` where the text does
+/// not show one plainly.
+fn required_piece(pattern: &Pattern) -> Option<String> {
+    let regex = pattern.kind == PatternKind::Regex;
+    let body = pattern.body();
+    if regex && body.replace("(?:", "").contains("(?") {
+        // Flags can change what letters match.
+        return None;
+    }
+    // Runs of literal characters outside groups, classes and alternatives; `\0` stands between runs. Both ends of the
+    // pattern are ends of the name.
+    let mut runs = String::from(".");
+    let (mut depth, mut class) = (0u32, false);
+    let mut chars = body.chars().peekable();
+    while let Some(c) = chars.next() {
+        let literal = match c {
+            '\\' => chars.next().filter(|next| !regex || next.is_ascii_punctuation()),
+            '[' if !class => {
+                class = true;
+                // A bracket right after the opening (and a negation) belongs to the class.
+                chars.next_if(|next| matches!(next, '!' | '^'));
+                chars.next_if_eq(&']');
+                None
+            }
+            ']' if class => {
+                class = false;
+                None
+            }
+            _ if class => None,
+            '(' if regex => {
+                depth += 1;
+                None
+            }
+            ')' if regex => {
+                depth = depth.saturating_sub(1);
+                None
+            }
+            '{' if !regex => {
+                depth += 1;
+                None
+            }
+            '}' if !regex => {
+                depth = depth.saturating_sub(1);
+                None
+            }
+            '|' if regex && depth == 0 => return None,
+            '*' | '?' => None,
+            '.' | '+' | '{' | '}' | '^' | '$' | '|' if regex => None,
+            other => Some(other),
+        };
+        let repeated = regex && matches!(chars.peek(), Some('*' | '+' | '?' | '{'));
+        match literal {
+            Some(literal) if depth == 0 && !class && !repeated => runs.push(literal),
+            _ => runs.push('\0'),
+        }
+    }
+    runs.push('.');
+    // Between two dots of one run stands a whole piece.
+    let pieces = runs.split('\0').flat_map(|run| {
+        let mut pieces: Vec<&str> = run.split('.').collect();
+        pieces.pop();
+        pieces.into_iter().skip(1)
+    });
+    pieces.filter(|piece| has_digit(piece)).max_by_key(|piece| piece.len()).map(str::to_owned)
+}
+
+fn has_digit(text: &str) -> bool {
+    text.bytes().any(|b| b.is_ascii_digit())
+}
+
+/// Many patterns, compiled together; each carries a number of its owner's.
 pub(super) struct Matcher {
-    globs: GlobSet,
-    glob_owner: Vec<usize>,
-    regexes: RegexSet,
-    regex_owner: Vec<usize>,
+    exact: BTreeMap<String, Vec<usize>>,
+    by_piece: BTreeMap<String, Vec<(usize, Regex)>>,
+    set: RegexSet,
+    owners: Vec<usize>,
 }
 
 impl Matcher {
     /// Compiles patterns, each with its owner's number.
     ///
     /// # Errors
-    /// A sentence, when the patterns together exceed the compilers' size limits.
+    /// A sentence, when the patterns together exceed the compiler's size limits.
     pub(super) fn new<'p>(
         patterns: impl IntoIterator<Item = (usize, &'p Pattern)>,
     ) -> Result<Matcher, String> {
-        let mut globs = GlobSetBuilder::new();
-        let (mut glob_owner, mut regex_owner) = (Vec::new(), Vec::new());
-        let mut bodies = Vec::new();
+        let large =
+            |e: regex::Error| format!("the patterns together are too large: {}", regex_reason(&e));
+        let mut exact: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        let mut by_piece: BTreeMap<String, Vec<(usize, Regex)>> = BTreeMap::new();
+        let (mut owners, mut expressions) = (Vec::new(), Vec::new());
         for (owner, pattern) in patterns {
-            if pattern.kind == PatternKind::Regex {
-                bodies.push(anchored(pattern.body()));
-                regex_owner.push(owner);
+            if pattern.kind == PatternKind::Exact {
+                exact.entry(pattern.text.clone()).or_default().push(owner);
+            } else if let Some(piece) = required_piece(pattern) {
+                let regex = compile(&expression(pattern)?).map_err(large)?;
+                by_piece.entry(piece).or_default().push((owner, regex));
             } else {
-                globs.add(glob(pattern.body()).map_err(|e| e.to_string())?);
-                glob_owner.push(owner);
+                expressions.push(expression(pattern)?);
+                owners.push(owner);
             }
         }
-        let globs = globs.build().map_err(|e| format!("the globs together are too large: {e}"))?;
-        let regexes = RegexSetBuilder::new(&bodies)
+        let set = RegexSetBuilder::new(&expressions)
+            .dot_matches_new_line(true)
             .size_limit(REGEX_LIMIT)
             .dfa_size_limit(REGEX_LIMIT)
             .build()
-            .map_err(|e| {
-                format!("the regular expressions together are too large: {}", regex_reason(&e))
-            })?;
-        Ok(Matcher { globs, glob_owner, regexes, regex_owner })
+            .map_err(large)?;
+        Ok(Matcher { exact, by_piece, set, owners })
     }
 
     /// Calls `hit` with the owner of every pattern that matches the name; an owner may come more than once.
-    pub(super) fn owners(&self, name: &str, scratch: &mut Vec<usize>, mut hit: impl FnMut(usize)) {
-        self.globs.matches_into(name, scratch);
-        for &i in scratch.iter() {
-            hit(self.glob_owner[i]);
+    pub(super) fn owners(&self, name: &str, mut hit: impl FnMut(usize)) {
+        if !self.exact.is_empty() {
+            self.exact.get(name).into_iter().flatten().for_each(|&owner| hit(owner));
         }
-        if !self.regex_owner.is_empty() {
-            for i in &self.regexes.matches(name) {
-                hit(self.regex_owner[i]);
+        if !self.by_piece.is_empty() {
+            for piece in name.split('.').filter(|piece| has_digit(piece)) {
+                for (owner, regex) in self.by_piece.get(piece).into_iter().flatten() {
+                    if regex.is_match(name.as_bytes()) {
+                        hit(*owner);
+                    }
+                }
             }
+        }
+        if !self.owners.is_empty() {
+            self.set.matches(name.as_bytes()).into_iter().for_each(|i| hit(self.owners[i]));
         }
     }
 
     /// Whether any pattern matches the name.
     pub(super) fn any(&self, name: &str) -> bool {
-        self.globs.is_match(name) || self.regexes.is_match(name)
+        let mut any = false;
+        self.owners(name, |_| any = true);
+        any
     }
 }
 
@@ -255,6 +352,9 @@ mod tests {
             ("re:a|b", "ab", false),
             ("re:a|b", "b", true),
             ("re:(?i)MLP", "mlp", true),
+            ("*.", "..", true),
+            ("a*b", "a\nb", true),
+            ("re:a.b", "aéb", true),
         ] {
             assert_eq!(matches(pattern, name), hit, "{pattern} / {name}");
         }
@@ -317,12 +417,77 @@ mod tests {
         }
     }
 
+    #[test]
+    fn pieces_with_numbers_are_found_where_they_are_plain() {
+        let piece = |text: &str| required_piece(&pattern(text).expect(text));
+        for (text, expected) in [
+            ("*.layers.17.*", Some("17")),
+            ("model.h2.{a,b}.weight", Some("h2")),
+            ("h2.*", Some("h2")),
+            ("*.h2", Some("h2")),
+            ("*h2", None),
+            ("*.1{7,8}.*", None),
+            ("*.{17.x,18.x}", None),
+            ("*.[17].*", None),
+            ("*.[]17].x", None),
+            ("*.1?.*", None),
+            (r"*.1\7.*", Some("17")),
+            (r"re:.*\.layers\.17\..*", Some("17")),
+            (r"re:.*layers.17.*", None),
+            (r"re:.*\.layers\.(17|18)\..*", None),
+            (r"re:.*\.17\..*|.*\.18\..*", None),
+            (r"re:(?i).*\.h2\..*", None),
+            (r"re:(?:a|b)\.h2\..*", Some("h2")),
+            (r"re:.*\.h2?\..*", None),
+            (r"re:.*\.h2{3}\..*", None),
+            (r"re:.*\.\d2\..*", None),
+            (r"re:h2", Some("h2")),
+            (r"re:^h2\.x$", None),
+        ] {
+            assert_eq!(piece(text).as_deref(), expected, "{text}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn the_matcher_hits_what_each_pattern_hits_by_itself(
+            bodies in prop::collection::vec(
+                prop::collection::vec(
+                    prop::sample::select(vec![
+                        "a", ".", "1", "2", ".1.", ".*", "[12]", "(1|a)", r"\.", r"\.2\.", "?", "+", "|", "^", "(?:", ")", r"\d",
+                        "{2}", "(?i)", "A", "[]1]", "*", "{1,a}", "{2,.1.}", "$",
+                    ]),
+                    1..7,
+                ),
+                1..6,
+            ),
+            regex in any::<bool>(),
+            names in prop::collection::vec("[a12.]{0,8}", 1..12),
+        ) {
+            let patterns: Vec<Pattern> = bodies
+                .iter()
+                .filter_map(|body| pattern(&format!("{}{}", if regex { "re:" } else { "" }, body.concat())).ok())
+                .collect();
+            let matcher = Matcher::new(patterns.iter().enumerate()).expect("small");
+            for name in &names {
+                let mut found = Vec::new();
+                matcher.owners(name, |owner| found.push(owner));
+                found.sort_unstable();
+                found.dedup();
+                let alone: Vec<usize> = (0..patterns.len())
+                    .filter(|&i| {
+                        let expression = expression(&patterns[i]).expect("compiles");
+                        compile(&expression).expect("compiles").is_match(name.as_bytes())
+                    })
+                    .collect();
+                prop_assert_eq!(&found, &alone, "{} {:?}", name, patterns.iter().map(|p| &p.text).collect::<Vec<_>>());
+            }
+        }
+
         #[test]
         fn globs_match_what_a_plain_backtracking_matcher_matches(
             tokens in prop::collection::vec("[ab.]|[*]|[?]|\\{[ab.]{0,2},[ab.*]{1,2}\\}", 1..7),
-            // The set takes names for paths, and `..` is no file name of a path.
-            names in prop::collection::vec("[ab./]{0,6}[ab]", 1..12),
+            names in prop::collection::vec("[ab./]{0,7}", 1..12),
         ) {
             let text = tokens.concat();
             let compiled = pattern(&text).expect("well formed");

@@ -52,34 +52,30 @@ pub(super) struct Reader<'a> {
     problems: Vec<(usize, Diagnostic)>,
 }
 
-/// Keys of other tools, with what to write instead.
+/// Keys of other tools, with the key that stands for them here, or else what to write.
 const FOREIGN: &[(&str, &str)] = &[
-    ("targets", "`match`"),
-    ("pattern", "`match`"),
-    ("patterns", "`match`"),
-    ("include", "`match`"),
-    ("scheme", "`encoding`"),
-    ("format", "`encoding`"),
-    ("dtype", "`encoding`"),
-    (
-        "ignore",
-        "a rule with `encoding = \"keep\"` before the others; weights that no rule matches are kept anyway",
-    ),
-    (
-        "exclude",
-        "a rule with `encoding = \"keep\"` before the others; weights that no rule matches are kept anyway",
-    ),
+    ("targets", "match"),
+    ("pattern", "match"),
+    ("patterns", "match"),
+    ("include", "match"),
+    ("scheme", "encoding"),
+    ("format", "encoding"),
+    ("dtype", "encoding"),
+    ("ignore", KEEP_FIRST),
+    ("exclude", KEEP_FIRST),
     ("group_size", "`group` in a spelled-out encoding, or a name such as \"int8-g128\""),
-    ("kvcache_partition_len", "`kv_partition_len`"),
-    ("kvcache_block_size", "`kv_partition_len`"),
-    ("kv_cache_dtype", "`kv_dtype`"),
-    ("attn_impl", "`attention`"),
-    ("max_model_len", "`max_seq_len`"),
-    ("max_num_seqs", "`batch_size`"),
-    ("tensor_parallel_size", "`devices`"),
-    ("num_devices", "`devices`"),
-    ("gpu_memory_utilization", "`memory_budget`"),
+    ("kvcache_partition_len", "kv_partition_len"),
+    ("kvcache_block_size", "kv_partition_len"),
+    ("kv_cache_dtype", "kv_dtype"),
+    ("attn_impl", "attention"),
+    ("max_model_len", "max_seq_len"),
+    ("max_num_seqs", "batch_size"),
+    ("tensor_parallel_size", "devices"),
+    ("num_devices", "devices"),
+    ("gpu_memory_utilization", "memory_budget"),
 ];
+
+const KEEP_FIRST: &str = "a rule with encoding = \"keep\" before the others; weights that no rule selects are kept anyway";
 
 /// Characters that word processors put in place of straight quotes.
 pub(super) const CURLY: [char; 8] = ['“', '”', '„', '‟', '‘', '’', '‚', '‛'];
@@ -125,7 +121,7 @@ impl<'a> Reader<'a> {
         let (root, errors) = DeTable::parse_recoverable(text);
         for error in &errors {
             let span = error.span().unwrap_or(0..0);
-            let message = error.message().lines().next().unwrap_or("not TOML").to_owned();
+            let message = reason(error.message(), text.get(span.clone()).unwrap_or(""));
             let line_end = text.get(span.start..).and_then(|rest| rest.find('\n'));
             let line_start =
                 text.get(..span.start).and_then(|t| t.rfind('\n')).map_or(0, |i| i + 1);
@@ -139,33 +135,46 @@ impl<'a> Reader<'a> {
         errors.is_empty().then_some(root)
     }
 
-    /// Notes every key that the section does not have; `elsewhere` lists the keys of all sections.
-    pub(super) fn unknown_keys(&mut self, section: &Section<'_>, elsewhere: &[(&str, &[&str])]) {
+    /// Notes every key that the section does not have; `elsewhere` lists the keys of all sections. Returns the keys
+    /// of the section that were probably meant.
+    pub(super) fn unknown_keys(
+        &mut self,
+        section: &Section<'_>,
+        elsewhere: &[(&str, &[&str])],
+    ) -> Vec<&'static str> {
+        let mut meant = Vec::new();
         for key in section.table.keys() {
             let name: &str = key.get_ref();
             if section.keys.contains(&name) {
                 continue;
             }
             let mut help = Vec::new();
-            if let Some((_, instead)) = FOREIGN.iter().find(|(foreign, _)| *foreign == name) {
-                help.push(format!("here it is {instead}"));
-            } else {
-                let near = nearest(name, section.keys.iter().copied());
-                let homes: Vec<&str> = elsewhere
-                    .iter()
-                    .filter(|(_, keys)| keys.contains(&name))
-                    .map(|(title, _)| *title)
-                    .collect();
-                if !homes.is_empty() {
-                    help.push(format!("`{name}` belongs to {}", list(&homes, 3)));
-                } else if let Some(first) = near.first() {
-                    help.push(format!("did you mean `{first}`?"));
+            let foreign =
+                FOREIGN.iter().find(|(foreign, _)| *foreign == name).map(|(_, here)| *here);
+            let homes: Vec<&str> = elsewhere
+                .iter()
+                .filter(|(_, keys)| keys.contains(&foreign.unwrap_or(name)))
+                .map(|(title, _)| *title)
+                .collect();
+            let near = nearest(name, section.keys.iter().copied());
+            match foreign {
+                Some(here) if section.keys.contains(&here) => {
+                    help.push(format!("here it is `{here}`"))
                 }
+                Some(here) if homes.is_empty() => help.push(format!("here it is {here}")),
+                Some(here) => help.push(format!("here it is `{here}` of {}", list(&homes, 3))),
+                None if !homes.is_empty() => {
+                    help.push(format!("`{name}` belongs to {}", list(&homes, 3)));
+                }
+                None => help.extend(near.first().map(|first| format!("did you mean `{first}`?"))),
             }
+            let target = foreign.or(near.first().copied());
+            meant.extend(section.keys.iter().copied().find(|k| Some(*k) == target));
             help.push(format!("keys of {}: {}", section.title, list(section.keys, usize::MAX)));
             let message = format!("{} has no key `{name}`", section.title);
             self.problem(key.span(), message, "unknown key", help);
         }
+        meant
     }
 
     /// Notes that a value has the wrong type.
@@ -178,12 +187,7 @@ impl<'a> Reader<'a> {
         {
             help.push(format!("write {key} = {text} without quotes"));
         }
-        self.problem(
-            value.span(),
-            format!("`{key}` is {got}, not {wanted}"),
-            format!("{got}"),
-            help,
-        );
+        self.problem(value.span(), format!("`{key}` is {got}, not {wanted}"), got, help);
     }
 
     /// The sub-table of that key.
@@ -319,7 +323,9 @@ impl<'a> Reader<'a> {
         known: &[&str],
     ) {
         let mut help = Vec::new();
-        if let Some(first) = nearest(name, known.iter().copied()).first() {
+        let near = nearest(name, known.iter().copied());
+        let part = || known.iter().copied().find(|k| name.len() > 2 && k.contains(name));
+        if let Some(first) = near.first().copied().or_else(part) {
             help.push(format!("did you mean \"{first}\"?"));
         }
         help.push(format!("values of `{key}`: {}", list(known, usize::MAX)));
@@ -373,7 +379,19 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `a string`, `an integer`, …
+/// The toml crate's reason, where it is clear; a bare word or nothing after `=` reads there as an unfinished string.
+fn reason(message: &str, marked: &str) -> String {
+    let first = message.lines().next().unwrap_or_default();
+    if !first.starts_with("string values must be quoted") {
+        first.to_owned()
+    } else if marked.trim().is_empty() {
+        "a value is missing".to_owned()
+    } else {
+        "this is no number, true or false, and text stands in quotes".to_owned()
+    }
+}
+
+/// `a string`, `a whole number`, …
 pub(super) fn type_name(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",

@@ -136,7 +136,8 @@ impl Recipe {
         masks: &[(u8, u8)],
     ) -> Option<(usize, Meet)> {
         let (tower, class) = (1u8 << weight.tower as u8, 1u8 << weight.class as u8);
-        for (number, (towers, classes)) in masks.iter().enumerate() {
+        for number in names.candidates(index) {
+            let (towers, classes) = masks[number];
             if towers & tower == 0 || classes & class == 0 {
                 continue;
             }

@@ -31,7 +31,7 @@ pub struct Rule {
     #[schemars(schema_with = "super::schema::encoding")]
     pub encoding: EncodingChoice,
     /// What an engine multiplies these weights with; recorded, nothing here depends on it.
-    #[schemars(schema_with = "super::schema::activations")]
+    #[schemars(schema_with = "super::schema::activations", default)]
     pub activations: Option<Activations>,
     /// How codes are chosen.
     #[schemars(schema_with = "super::schema::quantizer", default)]
@@ -168,7 +168,9 @@ impl Rule {
     ) -> Option<Rule> {
         let before = reader.count();
         let section = Section { title: "[[quantize]]", table, keys: Rule::KEYS };
-        reader.unknown_keys(&section, sections);
+        let meant = reader.unknown_keys(&section, sections);
+        // A key that is only misspelt is there.
+        let has = |key: &str| table.contains_key(key) || meant.contains(&key);
 
         let mut patterns = Vec::new();
         for text in reader.texts(&section, "match").unwrap_or_default() {
@@ -179,7 +181,7 @@ impl Rule {
         }
         let towers = reader.choices(&section, "tower", &Tower::NAMES).unwrap_or_default();
         let classes = reader.choices(&section, "class", &Class::NAMES).unwrap_or_default();
-        if !["match", "tower", "class"].iter().any(|key| table.contains_key(*key)) {
+        if !["match", "tower", "class"].into_iter().any(has) {
             reader.problem(
                 header.clone(),
                 "a rule without a selector",
@@ -189,6 +191,7 @@ impl Rule {
         }
         let encoding = match table.get("encoding") {
             Some(value) => EncodingChoice::read(reader, value),
+            None if has("encoding") => None,
             None => {
                 reader.problem(
                     header.clone(),

@@ -28,7 +28,7 @@ struct Document {
     /// What the artifact is compiled for.
     target: Option<Target>,
     /// The rules; the first that selects a weight decides it, and a weight without a rule is kept byte for byte.
-    #[schemars(schema_with = "rules")]
+    #[schemars(schema_with = "rules", default)]
     quantize: Option<Vec<Rule>>,
     /// Shapes of the static graphs; what is absent is derived from the model and the target.
     graphs: Option<Graphs>,
@@ -50,10 +50,13 @@ pub fn schema() -> String {
     text
 }
 
-/// Takes `null` out of every `type` and `anyOf`.
+/// Takes `null` out of every `type`, `anyOf` and `default`.
 fn drop_null(value: &mut Value) {
     match value {
         Value::Object(map) => {
+            if map.get("default") == Some(&Value::Null) {
+                map.remove("default");
+            }
             if let Some(Value::Array(types)) = map.get_mut("type") {
                 types.retain(|t| t != "null");
                 if let [only] = types.as_slice() {
@@ -193,4 +196,37 @@ pub(super) fn encoding(_: &mut SchemaGenerator) -> Schema {
             }
         ]
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::document::SECTIONS;
+    use super::super::encoding;
+    use super::*;
+
+    #[test]
+    fn the_schema_and_the_parser_know_the_same_keys() {
+        let schema: Value = serde_json::from_str(&schema()).expect("JSON");
+        let keys = |at: &str| -> Vec<String> {
+            let object = schema.pointer(at).and_then(Value::as_object);
+            object.unwrap_or_else(|| panic!("{at}")).keys().cloned().collect()
+        };
+        for (title, known) in SECTIONS {
+            let at = match *title {
+                "the top level" => "/properties",
+                "[target]" => "/$defs/Target/properties",
+                "[[quantize]]" => "/$defs/Rule/properties",
+                "[graphs]" => "/$defs/Graphs/properties",
+                "[vision]" => "/$defs/Vision/properties",
+                "[towers]" => "/$defs/Towers/properties",
+                other => panic!("{other}"),
+            };
+            let mut known: Vec<&str> = known.to_vec();
+            known.sort_unstable();
+            assert_eq!(keys(at), known, "{title}");
+        }
+        let mut known = encoding::KEYS.to_vec();
+        known.sort_unstable();
+        assert_eq!(keys("/$defs/Rule/properties/encoding/anyOf/1/properties"), known);
+    }
 }

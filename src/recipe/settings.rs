@@ -28,7 +28,7 @@ pub struct Target {
     #[schemars(with = "Option<u32>", range(min = 1, max = 65536))]
     pub devices: u64,
     /// How much of a device's memory may be used: a fraction, or a size such as "12GiB".
-    #[schemars(schema_with = "super::schema::memory_budget")]
+    #[schemars(schema_with = "super::schema::memory_budget", default)]
     pub memory_budget: Option<MemoryBudget>,
 }
 
@@ -71,22 +71,22 @@ pub struct Graphs {
     #[schemars(range(min = 1))]
     pub batch_size: Option<u64>,
     /// Batch sizes that get a decode program each.
-    #[schemars(schema_with = "super::schema::positive_or_list")]
+    #[schemars(schema_with = "super::schema::positive_or_list", default)]
     pub decoder_batch_sizes: Option<Vec<u64>>,
     /// Tokens one prefill step takes.
     #[schemars(range(min = 1))]
     pub prefill_chunk_size: Option<u64>,
     /// Image tokens that get an image prefill program each.
-    #[schemars(schema_with = "super::schema::positive_or_list")]
+    #[schemars(schema_with = "super::schema::positive_or_list", default)]
     pub image_prefill_chunk_size: Option<Vec<u64>>,
     /// `flash` or `eager`.
-    #[schemars(schema_with = "super::schema::attention")]
+    #[schemars(schema_with = "super::schema::attention", default)]
     pub attention: Option<Attention>,
     /// Tokens of the KV cache that flash attention takes at a time.
     #[schemars(range(min = 1))]
     pub kv_partition_len: Option<u64>,
     /// Element type of the KV cache.
-    #[schemars(schema_with = "super::schema::kv_dtype")]
+    #[schemars(schema_with = "super::schema::kv_dtype", default)]
     pub kv_dtype: Option<KvDtype>,
 }
 
@@ -95,10 +95,10 @@ pub struct Graphs {
 #[schemars(deny_unknown_fields)]
 pub struct Vision {
     /// Image token counts that get a program each.
-    #[schemars(schema_with = "super::schema::positive_or_list")]
+    #[schemars(schema_with = "super::schema::positive_or_list", default)]
     pub max_soft_tokens: Option<Vec<u64>>,
     /// Devices that run the encoder and the projector, counted from 0.
-    #[schemars(schema_with = "super::schema::device_list")]
+    #[schemars(schema_with = "super::schema::device_list", default)]
     pub devices: Option<Vec<u64>>,
 }
 
