@@ -258,6 +258,17 @@ fn broken_and_oversized_configs_are_located() {
     );
 }
 
+#[test]
+fn a_config_that_cannot_be_read_is_told_once() {
+    let model = Model::small();
+    model.remove("config.json");
+    symlink("nowhere", model.at("config.json")).expect("linked");
+    assert_eq!(
+        model.problems(),
+        ["DIR/config.json is a symbolic link to nowhere, which does not exist"]
+    );
+}
+
 // ---- sources of other kinds ----
 
 #[test]

@@ -283,9 +283,11 @@ impl Reader {
                 left_out.push(LeftOut { path, reason });
                 continue;
             }
-            let Some(found) = self.find(&path) else { continue };
             // Configs were judged when they were read.
-            if !CONFIGS.contains(&path.as_str()) {
+            let judged = CONFIGS.contains(&path.as_str());
+            let found = if judged { self.folder.find(&path).ok() } else { self.find(&path) };
+            let Some(found) = found else { continue };
+            if !judged {
                 match self.folder.lfs_pointer(&path, &found) {
                     Ok(None) => {}
                     Ok(Some(problem)) => {
