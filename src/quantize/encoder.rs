@@ -9,7 +9,7 @@ use super::error::{EncodeError, ErrorSum, Lanes, MethodError};
 use super::fast::{Fast, target_of};
 use super::grid::{self, GridPlan};
 use super::kernel::{self, Kernel};
-use super::lanes::Scale;
+use super::lanes::Scales;
 
 /// Facts about a whole tensor that its rows cannot be encoded without.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -49,9 +49,11 @@ pub struct PlaneBuffers {
 #[derive(Default)]
 pub(super) struct Work {
     pub values: Vec<f32>,
+    pub decoded: Vec<f32>,
     pub peaks: Vec<u32>,
-    pub scales: Vec<Scale>,
-    pub codes: Vec<u32>,
+    pub scales: Scales,
+    pub scale_of: Vec<f32>,
+    pub inverse_of: Vec<f32>,
     pub bytes: Vec<u8>,
 }
 

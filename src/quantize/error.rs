@@ -108,19 +108,13 @@ pub(super) struct Lanes {
 impl Lanes {
     pub const ZERO: Lanes = Lanes { error: [0.0; LANES], squared: [0.0; LANES] };
 
-    /// Adds one element.
-    #[inline(always)]
-    pub fn add(&mut self, lane: usize, value: f32, decoded: f32) {
-        let v = f64::from(value);
-        let d = v - f64::from(decoded);
-        self.error[lane % LANES] += d * d;
-        self.squared[lane % LANES] += v * v;
-    }
-
     /// Adds one row: the scalar reference of the order.
     pub fn add_row(&mut self, values: &[f32], decoded: &[f32]) {
         for (i, (v, d)) in values.iter().zip(decoded).enumerate() {
-            self.add(i, *v, *d);
+            let v = f64::from(*v);
+            let d = v - f64::from(*d);
+            self.error[i % LANES] += d * d;
+            self.squared[i % LANES] += v * v;
         }
     }
 }

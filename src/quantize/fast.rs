@@ -5,10 +5,10 @@ use crate::recipe::ScaleRule;
 use crate::tensor::DType;
 
 use super::encoder::Work;
-use super::error::{ErrorSum, LANES, Lanes};
-use super::grid::{Codes, GridPlan, Levels, WholeScale};
+use super::error::{ErrorSum, LANES};
+use super::grid::{Codes, GridPlan, Levels, NEAR_OVERFLOW, WholeScale};
 use super::kernel::Kernel;
-use super::lanes::{CodeKind, Ops, Row, Scale, Source, Target};
+use super::lanes::{CodeKind, Ops, Row, Source, Target};
 
 /// f32 bits from which a magnitude is infinite or NaN.
 const NON_FINITE: u32 = 0x7f80_0000;
@@ -108,6 +108,7 @@ impl Fast {
             _ => (plan.block[0], plan.block[1]),
         };
         let blocks = cols.div_ceil(block);
+        let chunks = cols.div_ceil(LANES);
         let bits = plan.codes.bits();
         let code_row = (cols * bits as usize).div_ceil(8);
         let scale_bits = match &plan.levels {
@@ -125,6 +126,7 @@ impl Fast {
             planes[plan.at.scale].resize(n.div_ceil(block_rows) * scale_row, 0);
         }
         work.values.resize(cols, 0.0);
+        work.decoded.resize(cols, 0.0);
         work.bytes.resize(cols, 0);
         let mut sum = ErrorSum::default();
         for (i, group) in bytes.chunks(block_rows.saturating_mul(row_bytes)).enumerate() {
@@ -137,21 +139,14 @@ impl Fast {
             if work.peaks.iter().any(|p| *p >= NON_FINITE) {
                 return Err(Unfit);
             }
-            work.scales.clear();
-            work.codes.clear();
-            for peak in &work.peaks {
-                let amax = f32::from_bits(*peak);
-                let chosen = match (&plan.levels, plan.whole) {
-                    (_, Some(WholeScale::First(chosen))) => chosen,
-                    (Levels::One(one), _) => one.choose(amax),
-                    (Levels::Two(two), _) => two.choose(two.target(amax), second),
-                };
-                work.scales.push(Scale { scale: chosen.scale, inverse: chosen.inverse });
-                work.codes.push(chosen.code);
-            }
+            self.scales(plan, second, work);
+            // One entry for every 16 columns: blocks of any width look alike to the kernel.
+            let per = block.div_ceil(LANES);
+            spread(&work.scales.values, per, chunks, &mut work.scale_of);
+            spread(&work.scales.inverses, per, chunks, &mut work.inverse_of);
             if keeps_scales {
                 pack(
-                    &work.codes,
+                    &work.scales.codes,
                     scale_bits,
                     &mut planes[plan.at.scale][i * scale_row..][..scale_row],
                 );
@@ -162,18 +157,55 @@ impl Fast {
                     (self.ops.widen)(self.source, row, &mut work.values);
                 }
                 let out = &mut planes[0][(i * block_rows + r) * code_row..][..code_row];
-                let row = Row { values: &work.values, block, scales: &work.scales, second };
-                let mut lanes = Lanes::ZERO;
+                let row = Row {
+                    values: &work.values,
+                    scales: &work.scale_of,
+                    inverses: &work.inverse_of,
+                    second,
+                };
                 if bits == 8 {
-                    (self.ops.codes)(kind, &row, out, &mut lanes);
+                    (self.ops.codes)(kind, &row, out, &mut work.decoded);
                 } else {
-                    (self.ops.codes)(kind, &row, &mut work.bytes, &mut lanes);
+                    (self.ops.codes)(kind, &row, &mut work.bytes, &mut work.decoded);
                     (self.ops.nibbles)(&work.bytes, out);
                 }
-                sum.add_lanes(&lanes);
+                sum.add_lanes(&(self.ops.error)(&work.values, &work.decoded));
             }
         }
         Ok(sum)
+    }
+
+    /// Scales of the blocks whose magnitudes are in `work.peaks`.
+    fn scales(&self, plan: &GridPlan, second: f32, work: &mut Work) {
+        let out = &mut work.scales;
+        if let Some(WholeScale::First(chosen)) = plan.whole {
+            (out.codes, out.values, out.inverses) =
+                (vec![chosen.code], vec![chosen.scale], vec![chosen.inverse]);
+            return;
+        }
+        let plain = work.peaks.iter().all(|p| *p < NEAR_OVERFLOW.to_bits());
+        let kind = match &plan.levels {
+            Levels::One(one) => one.kernel(),
+            // The second level keeps products below the largest magnitude times a rounding.
+            Levels::Two(two) => two.kernel(),
+        };
+        if let (Some(kind), true) = (kind, plain) {
+            (self.ops.scales)(kind, second, &work.peaks, out);
+            return;
+        }
+        out.codes.clear();
+        out.values.clear();
+        out.inverses.clear();
+        for peak in &work.peaks {
+            let amax = f32::from_bits(*peak);
+            let chosen = match &plan.levels {
+                Levels::One(one) => one.choose(amax),
+                Levels::Two(two) => two.choose(two.target(amax), second),
+            };
+            out.codes.push(chosen.code);
+            out.values.push(chosen.scale);
+            out.inverses.push(chosen.inverse);
+        }
     }
 
     /// Converts rows to a plain type in which magnitudes of `limit` (f32 bits) and more do not exist.
@@ -189,6 +221,7 @@ impl Fast {
         let row_bytes = cols * self.source.width();
         out.resize(bytes.len() / self.source.width() * target.width(), 0);
         work.values.resize(cols, 0.0);
+        work.decoded.resize(cols, 0.0);
         let mut sum = ErrorSum::default();
         for (row, out) in
             bytes.chunks_exact(row_bytes).zip(out.chunks_exact_mut(cols * target.width()))
@@ -199,10 +232,17 @@ impl Fast {
             if peak[0] >= limit.min(NON_FINITE) {
                 return Err(Unfit);
             }
-            let mut lanes = Lanes::ZERO;
-            (self.ops.cast)(target, &work.values, out, &mut lanes);
-            sum.add_lanes(&lanes);
+            (self.ops.cast)(target, &work.values, out, &mut work.decoded);
+            sum.add_lanes(&(self.ops.error)(&work.values, &work.decoded));
         }
         Ok(sum)
+    }
+}
+
+/// Every value `per` times, `n` in all.
+fn spread(values: &[f32], per: usize, n: usize, out: &mut Vec<f32>) {
+    out.resize(n, 0.0);
+    for (out, value) in out.chunks_mut(per).zip(values) {
+        out.fill(*value);
     }
 }

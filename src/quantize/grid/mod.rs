@@ -9,7 +9,7 @@ mod search;
 mod transform;
 
 pub(super) use codes::Codes;
-pub(super) use scale::{Chosen, OneLevel, TwoLevel};
+pub(super) use scale::{Chosen, NEAR_OVERFLOW, OneLevel, TwoLevel};
 pub(super) use transform::hadamard;
 
 use crate::num::{Element, mini, pack, round_away};

@@ -4,6 +4,7 @@ use crate::num::{Element, mini};
 use crate::recipe::ScaleRule;
 use crate::tensor::DType;
 
+use super::super::lanes::{ScaleKind, Stored};
 use super::{Codes, LIFT};
 
 /// The scale of a block of zeros on an integer grid, before it is rounded into the scale's type.
@@ -61,7 +62,7 @@ pub(super) fn never_zero(element: Element, x: f32) -> (u32, f32) {
 }
 
 /// Magnitudes from which a scale may have been rounded so far up that a code times it is infinite: 2^126.
-const NEAR_OVERFLOW: f32 = mini::pow2(126);
+pub(in super::super) const NEAR_OVERFLOW: f32 = mini::pow2(126);
 
 /// A scale under which codes of magnitude `reach` decode to finite values: the given one, or one a little smaller.
 pub(super) fn capped(element: Element, chosen: Chosen, reach: f32) -> Chosen {
@@ -123,6 +124,24 @@ impl OneLevel {
         OneLevel { scale, top, reach: codes.reach(), kind }
     }
 
+    /// The vector kernel for this rule.
+    pub fn kernel(&self) -> Option<ScaleKind> {
+        let stored = match self.scale.dtype() {
+            DType::F32 => Stored::F32,
+            DType::F16 => Stored::F16,
+            DType::BF16 => Stored::BF16,
+            _ => return None,
+        };
+        match self.kind {
+            Kind::Int => Some(ScaleKind::Quotient { top: self.top, zero: ZERO_BLOCK, stored }),
+            Kind::Float { inverse: Some(inverse) } => Some(ScaleKind::Product { inverse, stored }),
+            Kind::Float { inverse: None } => {
+                Some(ScaleKind::Quotient { top: self.top, zero: 1.0, stored })
+            }
+            Kind::Mx { .. } | Kind::Fixed(_) => None,
+        }
+    }
+
     /// Scale of a block whose largest magnitude is `amax`.
     #[inline(always)]
     pub fn choose(&self, amax: f32) -> Chosen {
@@ -178,6 +197,13 @@ impl TwoLevel {
             first_top,
             saturates,
         }
+    }
+
+    /// The vector kernel for this rule. A second level rounded up can put the products of its largest block past the
+    /// range that the kernel takes for granted, so that is left to the f32 kind.
+    pub fn kernel(&self) -> Option<ScaleKind> {
+        (self.first.dtype() == DType::F8E4M3 && self.second.dtype() == DType::F32)
+            .then_some(ScaleKind::E4M3 { top: self.code_top })
     }
 
     /// What the product of both levels should be for a block of that magnitude.
