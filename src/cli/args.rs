@@ -7,8 +7,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 /// Turn a Hugging Face checkpoint and a recipe into one self-describing, byte-reproducible .rad file.
 #[derive(Debug, Parser)]
 #[command(name = "radpack", version, max_term_width = 100, propagate_version = true)]
-#[command(after_help = "Exit codes: 0 done · 1 failed (I/O, internal) · 2 usage or recipe error · \
-3 refused: model, recipe and target do not fit · 4 validation found a fault")]
+#[command(
+    after_help = "Exit codes: 0 done · 1 failed (I/O, internal) · 2 usage or recipe error · \
+3 refused: model, recipe and target do not fit · 4 validation found a fault"
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

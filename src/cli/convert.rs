@@ -142,7 +142,8 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
     }
     let out = args.output.clone().unwrap_or_else(|| default_output(plan));
     let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let free = pipeline::free_bytes(folder).map_or(String::new(), |f| format!(" (free there: {})", size(f)));
+    let free = pipeline::free_bytes(folder)
+        .map_or(String::new(), |f| format!(" (free there: {})", size(f)));
     let _ = writeln!(
         text,
         "writes    {}, {}{free}\nnothing was written",
@@ -316,22 +317,21 @@ fn document(
         tail: t.tail,
         weights: t.weights,
     });
-    let weights = assignment
-        .weights
-        .iter()
-        .filter_map(|a| Some((a, plan.table.weights.get(a.weight)?)))
-        .map(|(a, w)| WeightDocument {
-            name: w.name.clone(),
-            from: from(w),
-            tower: w.tower.to_string(),
-            class: w.class.to_string(),
-            shape: w.shape.extents().to_vec(),
-            encoding: a.encoding_name.to_string(),
-            rule: a.rule.map(|r| r + 1),
-            stored: a.stored(),
-            bytes: if a.stored() { stored_bytes(a, w) } else { 0 },
-            relative_error: errors.get(w.name.as_str()).copied(),
-        });
+    let weights =
+        assignment.weights.iter().filter_map(|a| Some((a, plan.table.weights.get(a.weight)?))).map(
+            |(a, w)| WeightDocument {
+                name: w.name.clone(),
+                from: from(w),
+                tower: w.tower.to_string(),
+                class: w.class.to_string(),
+                shape: w.shape.extents().to_vec(),
+                encoding: a.encoding_name.to_string(),
+                rule: a.rule.map(|r| r + 1),
+                stored: a.stored(),
+                bytes: if a.stored() { stored_bytes(a, w) } else { 0 },
+                relative_error: errors.get(w.name.as_str()).copied(),
+            },
+        );
     ConvertDocument {
         schema: "radpack.convert",
         dry_run,
@@ -363,10 +363,7 @@ mod tests {
             squared: 100.0,
         };
         let text = worst(&[error("a", 1.0), error("b", 4.0), error("c", 1.0)], 2);
-        assert_eq!(
-            text,
-            "worst     b  relative error 0.2000 (mean 0.1333)\n          a  0.1000\n"
-        );
+        assert_eq!(text, "worst     b  relative error 0.2000 (mean 0.1333)\n          a  0.1000\n");
         assert_eq!(worst(&[], 5), "");
     }
 

@@ -297,7 +297,10 @@ mod tests {
             std::fs::write(&path, &current).expect("schemas/ is writable");
         }
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(committed, current, "{path} is not current: UPDATE_SCHEMAS=1 cargo test schemas");
+        assert_eq!(
+            committed, current,
+            "{path} is not current: UPDATE_SCHEMAS=1 cargo test schemas"
+        );
     }
 
     #[test]

@@ -92,7 +92,8 @@ fn raw(entry: &Entry<'_>, sink: &mut dyn Write) -> std::result::Result<(), Stop>
 
 fn decoded(entry: &Entry<'_>, sink: &mut dyn Write) -> std::result::Result<(), Stop> {
     let why = |e: &dyn std::fmt::Display| Stop::Decode(e.to_string());
-    let (rows, cols) = entry.shape().matrix().ok_or_else(|| Stop::Decode("shape overflows".into()))?;
+    let (rows, cols) =
+        entry.shape().matrix().ok_or_else(|| Stop::Decode("shape overflows".into()))?;
     let planes: Vec<PlaneSlice<'_>> =
         (0..entry.encoding().planes.len()).map(|k| PlaneSlice::whole(entry.plane(k))).collect();
     let decoder = Decoder::new(entry.encoding(), rows, cols).map_err(|e| why(&e))?;
@@ -112,8 +113,9 @@ fn decoded(entry: &Entry<'_>, sink: &mut dyn Write) -> std::result::Result<(), S
 }
 
 fn cannot_decode(entry: &Entry<'_>, why: &str) -> Failure {
-    let problem = Diagnostic::new("extract", format!("{} ({}): {why}", entry.name(), entry.encoding()))
-        .help("--raw writes the planes as stored");
+    let problem =
+        Diagnostic::new("extract", format!("{} ({}): {why}", entry.name(), entry.encoding()))
+            .help("--raw writes the planes as stored");
     Failure::one(FailureKind::Refused, "this weight cannot be decoded", problem)
 }
 
@@ -128,7 +130,8 @@ fn find<'a>(artifact: &'a Artifact, name: &str) -> Result<Entry<'a>> {
         .map(|e| e.name().to_string())
         .map(|n| n.strip_prefix(names::FILE_PREFIX).map(str::to_owned).unwrap_or(n))
         .collect();
-    let mut problem = Diagnostic::new("extract", format!("no entry and no side file is named {name}"));
+    let mut problem =
+        Diagnostic::new("extract", format!("no entry and no side file is named {name}"));
     let near = nearest(name, all.iter().map(String::as_str));
     if !near.is_empty() {
         problem = problem.help(format!("near it: {}", radpack::diag::list(&near, 3)));

@@ -5,9 +5,9 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use radpack::artifact::{Artifact, MetaRef, OpenError, digests, errors, layout as names};
 use radpack::artifact::errors::WeightError;
 use radpack::artifact::manifest::Manifest;
+use radpack::artifact::{Artifact, MetaRef, OpenError, digests, errors, layout as names};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 
 use super::args::Inspect;
@@ -76,7 +76,11 @@ fn summary(args: &Inspect, artifact: &Artifact, manifest: Option<&Manifest>) -> 
         }
         Some(m) => {
             let family = m.model.family.as_deref().unwrap_or("weights only");
-            let layers = m.model.dimensions.get("layers").map_or(String::new(), |n| format!(" · {n} layers"));
+            let layers = m
+                .model
+                .dimensions
+                .get("layers")
+                .map_or(String::new(), |n| format!(" · {n} layers"));
             let name = match (m.model.architecture.as_str(), m.model.model_type.as_str()) {
                 ("", "") => "unnamed",
                 ("", model_type) => model_type,

@@ -28,8 +28,7 @@ fn list(output: &Output) -> Result<()> {
     if output.json() {
         return print(documents, output);
     }
-    let rows: Vec<Vec<String>> =
-        documents.into_iter().map(|d| vec![d.name, d.about]).collect();
+    let rows: Vec<Vec<String>> = documents.into_iter().map(|d| vec![d.name, d.about]).collect();
     output.text(&table(&["recipe", "for"], &[Align::Left, Align::Left], &rows))
 }
 
@@ -64,7 +63,9 @@ fn check(names: &[String], output: &Output) -> Result<()> {
     if output.json() {
         return print(documents, output);
     }
-    let lines = documents.iter().map(|d| format!("{}: ok, {} rules, sha256 {}\n", d.name, d.rules, d.sha256));
+    let lines = documents
+        .iter()
+        .map(|d| format!("{}: ok, {} rules, sha256 {}\n", d.name, d.rules, d.sha256));
     output.text(&lines.collect::<String>())
 }
 

@@ -43,7 +43,10 @@ mod tests {
 
     #[test]
     fn figures_align_right_and_no_line_ends_in_blanks() {
-        let rows = vec![vec!["a".into(), "1".into(), "x".into()], vec!["bcd".into(), "100".into(), String::new()]];
+        let rows = vec![
+            vec!["a".into(), "1".into(), "x".into()],
+            vec!["bcd".into(), "100".into(), String::new()],
+        ];
         let text = table(&["", "n", ""], &[Align::Left, Align::Right, Align::Left], &rows);
         assert_eq!(text, "       n\na      1  x\nbcd  100\n");
     }

@@ -63,18 +63,15 @@ pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
 }
 
 /// Weights whose values can be decoded, for the check that every one does.
-fn artifact_planes(
-    artifact: &Artifact,
-) -> impl Iterator<Item = quantize::StoredWeight<'_>> {
-    artifact
-        .entries()
-        .filter(|e| !e.name().to_string().starts_with(names::OWN_PREFIX))
-        .map(|e| quantize::StoredWeight {
+fn artifact_planes(artifact: &Artifact) -> impl Iterator<Item = quantize::StoredWeight<'_>> {
+    artifact.entries().filter(|e| !e.name().to_string().starts_with(names::OWN_PREFIX)).map(|e| {
+        quantize::StoredWeight {
             name: e.name().to_string(),
             encoding: e.encoding(),
             shape: e.shape(),
             planes: (0..e.encoding().planes.len()).map(|k| e.plane(k)).collect(),
-        })
+        }
+    })
 }
 
 fn against(
@@ -84,8 +81,9 @@ fn against(
     threads: usize,
 ) -> Result<Comparison> {
     let Some(manifest) = manifest(artifact)? else {
-        let problem = Diagnostic::new("against", "the file has no manifest: its recipe is not known")
-            .help("only files that radpack wrote can be derived again");
+        let problem =
+            Diagnostic::new("against", "the file has no manifest: its recipe is not known")
+                .help("only files that radpack wrote can be derived again");
         return Err(Failure::one(FailureKind::Refused, "there is nothing to compare", problem));
     };
     let checkpoint = request::source(source)?;
@@ -103,10 +101,8 @@ fn against(
 }
 
 fn report(artifact: &Artifact, compared: Option<&Comparison>) -> Result<String> {
-    let mut parts = vec![
-        "container ok".to_owned(),
-        format!("{} entries", count(artifact.len() as u64)),
-    ];
+    let mut parts =
+        vec!["container ok".to_owned(), format!("{} entries", count(artifact.len() as u64))];
     if artifact.meta_text(names::DIGEST_KEY).is_some() {
         parts.push(format!("digests ok ({})", size(artifact.file_bytes())));
         parts.push("manifest ok".to_owned());

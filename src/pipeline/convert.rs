@@ -140,8 +140,9 @@ pub(super) fn run(
         (encoded, hashing.join())
     });
     let sums = encoded.map_err(|error| explain(plan, work, error))?;
-    let hashes = hashed
-        .unwrap_or_else(|_| Err(Failure::plain(FailureKind::Failed, "hashing the source failed")))?;
+    let hashes = hashed.unwrap_or_else(|_| {
+        Err(Failure::plain(FailureKind::Failed, "hashing the source failed"))
+    })?;
     Ok((sums, hashes))
 }
 
@@ -179,23 +180,23 @@ impl Sink for FileSink<'_> {
 
 fn check_output(plan: &Plan, out: &Path) -> Result<()> {
     if let Some(input) = plan.checkpoint.holds(out) {
-        let problem = Diagnostic::new(
-            "output",
-            format!("{} is the source's own {input}", out.display()),
-        )
-        .help("name another output file");
-        return Err(Failure::one(FailureKind::Usage, "the output would replace its source", problem));
+        let problem =
+            Diagnostic::new("output", format!("{} is the source's own {input}", out.display()))
+                .help("name another output file");
+        return Err(Failure::one(
+            FailureKind::Usage,
+            "the output would replace its source",
+            problem,
+        ));
     }
     let folder = match out.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     if !folder.is_dir() {
-        let problem = Diagnostic::new(
-            "output",
-            format!("the folder {} does not exist", folder.display()),
-        )
-        .help(format!("mkdir -p {}", folder.display()));
+        let problem =
+            Diagnostic::new("output", format!("the folder {} does not exist", folder.display()))
+                .help(format!("mkdir -p {}", folder.display()));
         return Err(Failure::one(FailureKind::Usage, "there is no place for the output", problem));
     }
     let need = plan.layout.file_bytes();

@@ -12,7 +12,7 @@ mod disk;
 mod plan;
 
 pub use compare::{Comparison, compare, plan_of};
-pub use convert::{Converted, ConvertOptions, convert};
+pub use convert::{ConvertOptions, Converted, convert};
 pub use disk::free_bytes;
 pub use plan::{Plan, Request, plan};
 

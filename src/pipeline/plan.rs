@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::artifact::manifest::Manifest;
 use crate::artifact::{
     self, Contents, EntrySpec, Layout, digests, errors, layout as names, manifest, metadata,
 };
-use crate::artifact::manifest::Manifest;
 use crate::checkpoint::Checkpoint;
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
 use crate::model::{self, ModelSpec, Weight, WeightTable};
@@ -93,7 +93,11 @@ fn understand(
         )
         .help("add the model's config.json beside the weights")
         .help("--weights-only converts by tensor name and class, without it");
-        return Err(Failure::one(FailureKind::Refused, "this source cannot be understood", problem));
+        return Err(Failure::one(
+            FailureKind::Refused,
+            "this source cannot be understood",
+            problem,
+        ));
     };
     let model = model::read(&config.value, Some(&config.text), checkpoint.tensors())?;
     Ok((Some(model.spec), model.table))
@@ -120,7 +124,11 @@ fn decide(
         if weight.name.starts_with(names::OWN_PREFIX) {
             problems.push(Diagnostic::new(
                 "checkpoint",
-                format!("{}: names that begin with {} are the artifact's own", weight.name, names::OWN_PREFIX),
+                format!(
+                    "{}: names that begin with {} are the artifact's own",
+                    weight.name,
+                    names::OWN_PREFIX
+                ),
             ));
         }
     }
@@ -146,7 +154,10 @@ fn rows_too_long<'a>(
         (bytes > MAX_ROW_BYTES).then(|| {
             Diagnostic::new(
                 "quantize",
-                format!("{}: a row of {bytes} bytes; encoders take rows up to {MAX_ROW_BYTES}", w.name),
+                format!(
+                    "{}: a row of {bytes} bytes; encoders take rows up to {MAX_ROW_BYTES}",
+                    w.name
+                ),
             )
             .help("encoding = \"keep\" stores it byte for byte")
         })
@@ -187,9 +198,9 @@ impl Parts<'_> {
             self.assignment.stored(self.table).map(|(a, w)| weight_entry(a, w)).collect();
         // An empty file has no bytes to store: the manifest alone tells of it.
         let files = self.checkpoint.side_files().iter().filter(|f| f.bytes > 0);
-        entries.extend(files.map(|f| {
-            EntrySpec::opaque(format!("{}{}", names::FILE_PREFIX, f.path), f.bytes)
-        }));
+        entries.extend(
+            files.map(|f| EntrySpec::opaque(format!("{}{}", names::FILE_PREFIX, f.path), f.bytes)),
+        );
         entries.push(EntrySpec::opaque(
             names::MANIFEST_ENTRY,
             manifest.placeholder().to_bytes().len() as u64,
@@ -214,11 +225,7 @@ impl Parts<'_> {
     /// Stored weights that a quantizer makes, in the assignment's order.
     fn quantized(&self) -> impl Iterator<Item = &Weight> {
         let made = |a: &&Assigned| a.stored() && *a.method != Method::Keep;
-        self.assignment
-            .weights
-            .iter()
-            .filter(made)
-            .filter_map(|a| self.table.weights.get(a.weight))
+        self.assignment.weights.iter().filter(made).filter_map(|a| self.table.weights.get(a.weight))
     }
 
     fn manifest(&self) -> Manifest {

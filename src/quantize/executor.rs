@@ -420,14 +420,17 @@ impl JobState {
     fn new(i: usize, job: &Job<'_>, set: Option<usize>) -> Result<JobState, ExecuteError> {
         let bad = |reason: &str| ExecuteError::Method { job: i, reason: reason.to_owned() };
         let (rows, cols) = job.source.shape().matrix().ok_or_else(|| bad("shape overflows"))?;
-        let width = job.source.dtype().bytes().ok_or_else(|| bad("elements are not whole bytes"))?;
+        let width =
+            job.source.dtype().bytes().ok_or_else(|| bad("elements are not whole bytes"))?;
         let row_bytes = cols.checked_mul(width).ok_or_else(|| bad("shape overflows"))?;
         let unit = match job.method {
             Method::Keep => 1,
             // A peak is not known yet; the rows that belong together do not depend on it.
-            method => Encoder::new(method, job.source.dtype(), rows, cols, Some(Whole { peak: 1.0 }))
-                .map_err(|e| bad(&e.to_string()))?
-                .row_block(),
+            method => {
+                Encoder::new(method, job.source.dtype(), rows, cols, Some(Whole { peak: 1.0 }))
+                    .map_err(|e| bad(&e.to_string()))?
+                    .row_block()
+            }
         };
         let fit = (BLOCK_BYTES / row_bytes.max(1)) / unit * unit;
         let block_rows = fit.max(unit).min(rows).max(1);
