@@ -460,3 +460,189 @@ fn reading(job: usize) -> impl Fn(io::Error) -> ExecuteError {
 fn writing(job: usize) -> impl Fn(io::Error) -> ExecuteError {
     move |error| ExecuteError::Io { job, doing: "write", error }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use super::*;
+    use crate::recipe::{Grid, SecondScale};
+    use crate::tensor::{DType, Shape};
+
+    /// bf16 rows in memory.
+    struct Rows {
+        shape: Shape,
+        bytes: Vec<u8>,
+    }
+
+    impl Rows {
+        fn new(rows: u64, cols: u64, value: impl Fn(u64) -> f32) -> Rows {
+            let bytes = (0..rows * cols).flat_map(|i| half::bf16::from_f32(value(i)).to_le_bytes());
+            Rows { shape: Shape::from([rows, cols]), bytes: bytes.collect() }
+        }
+    }
+
+    impl TensorSource for Rows {
+        fn dtype(&self) -> DType {
+            DType::BF16
+        }
+
+        fn shape(&self) -> &Shape {
+            &self.shape
+        }
+
+        fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
+            let row = (self.shape.extents()[1] * 2) as usize;
+            let at = range.start as usize * row..range.end as usize * row;
+            self.bytes.get(at).map(Cow::Borrowed).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+        }
+    }
+
+    /// Planes in memory, and which jobs were completed.
+    #[derive(Default)]
+    struct Memory {
+        planes: Mutex<BTreeMap<(usize, usize), Vec<u8>>>,
+        complete: Mutex<Vec<usize>>,
+        full: bool,
+    }
+
+    impl Sink for Memory {
+        fn write(&self, job: usize, plane: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
+            if self.full {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let mut planes = lock(&self.planes);
+            let plane = planes.entry((job, plane)).or_default();
+            let end = offset as usize + bytes.len();
+            plane.resize(plane.len().max(end), 0xaa);
+            plane[offset as usize..end].copy_from_slice(bytes);
+            Ok(())
+        }
+
+        fn complete(&self, job: usize) -> io::Result<()> {
+            lock(&self.complete).push(job);
+            Ok(())
+        }
+    }
+
+    fn nvfp4() -> Method {
+        let mut grid = Grid::absmax(DType::F4E2M1, [1, 16], DType::F8E4M3);
+        grid.scale2 = Some(SecondScale { dtype: DType::F32, block: [0, 0] });
+        Method::Grid(grid)
+    }
+
+    fn int8() -> Method {
+        Method::Grid(Grid::absmax(DType::I8, [1, 128], DType::BF16))
+    }
+
+    fn blocks128() -> Method {
+        Method::Grid(Grid::absmax(DType::F8E4M3, [128, 128], DType::BF16))
+    }
+
+    fn value(i: u64) -> f32 {
+        ((i.wrapping_mul(2_654_435_761) % 2003) as f32 - 1001.0) / 500.0
+    }
+
+    fn run(jobs: &[Job<'_>], threads: usize) -> (Result<Vec<ErrorSum>, ExecuteError>, Memory) {
+        let (sink, cancelled) = (Memory::default(), AtomicBool::new(false));
+        (execute(jobs, Workers { threads, cancelled: &cancelled }, &sink), sink)
+    }
+
+    fn job(rows: Rows, method: &Method, share: Option<usize>) -> Job<'_> {
+        Job { source: Box::new(rows), method, share, may_be_infinite: false }
+    }
+
+    #[test]
+    fn streamed_planes_equal_those_of_the_whole_weight_for_any_thread_count() {
+        // 1,500 rows of 2 KiB are three blocks and a part of one.
+        let (rows, cols) = (1500, 1000);
+        for method in [int8(), nvfp4(), blocks128(), Method::Cast(DType::F32), Method::Keep] {
+            let source = Rows::new(rows, cols, value);
+            let whole = Some(Whole { peak: peak(DType::BF16, &source.bytes).expect("finite") });
+            let encoder =
+                Encoder::new(&method, DType::BF16, rows, cols, whole).expect("a fitting method");
+            let mut buffers = PlaneBuffers::new();
+            let expected = encoder.encode(0, &source.bytes, &mut buffers).expect("finite values");
+            for threads in [1, 3, 8] {
+                let (sums, sink) =
+                    run(&[job(Rows::new(rows, cols, value), &method, None)], threads);
+                assert_eq!(sums.expect("encodes"), [expected], "{method:?}");
+                assert_eq!(*lock(&sink.complete), [0]);
+                let planes = lock(&sink.planes);
+                for (k, spec) in encoder.encoding().planes.iter().enumerate() {
+                    let whole = encoder.whole_planes().find(|(i, _)| *i == k).map(|(_, b)| b);
+                    let want = whole.unwrap_or_else(|| buffers.plane(k));
+                    assert_eq!(planes[&(0, k)], want, "{method:?} {}", spec.role);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn members_of_a_set_share_the_peak_and_others_do_not() {
+        let method = nvfp4();
+        let make = |factor: f32| Rows::new(600, 1024, move |i| value(i) * factor);
+        let jobs = [
+            job(make(1.0), &method, Some(7)),
+            job(make(0.5), &method, None),
+            job(make(3.0), &method, Some(7)),
+        ];
+        let (sums, sink) = run(&jobs, 4);
+        assert_eq!(sums.expect("encodes").len(), 3);
+        let planes = lock(&sink.planes);
+        let scale = |job| f32::from_le_bytes(planes[&(job, 2)][..].try_into().expect("one f32"));
+        let peak = |factor: f32| half::bf16::from_f32(1001.0 / 500.0 * factor).to_f32();
+        // The second-level scale is (peak / 6) / 448.
+        assert_eq!(scale(0), peak(3.0) / 6.0 / 448.0);
+        assert_eq!(scale(2), scale(0));
+        assert_eq!(scale(1), peak(0.5) / 6.0 / 448.0);
+    }
+
+    #[test]
+    fn every_weight_with_values_that_cannot_be_stored_is_named_with_index_and_count() {
+        let (method, keep) = (int8(), Method::Keep);
+        let bad = |at: &'static [u64]| {
+            Rows::new(1500, 1000, move |i| if at.contains(&i) { f32::NAN } else { value(i) })
+        };
+        let jobs = [
+            job(bad(&[]), &method, None),
+            job(bad(&[1_400_017, 9, 700_000]), &method, None),
+            job(bad(&[1_499_999]), &keep, None),
+        ];
+        let (result, sink) = run(&jobs, 2);
+        let Err(ExecuteError::Rejected(found)) = result else { panic!("{result:?}") };
+        let at = |job, first, count| Rejected { job, error: NonFinite { first, count }.into() };
+        assert_eq!(found, [at(1, 9, 3), at(2, 1_499_999, 1)]);
+        assert!(!lock(&sink.complete).contains(&1));
+    }
+
+    #[test]
+    fn infinite_bounds_are_kept_where_they_are_legal() {
+        let keep = Method::Keep;
+        let rows = |v: f32| Rows::new(1, 1, move |_| v);
+        let mut jobs = [job(rows(f32::NEG_INFINITY), &keep, None)];
+        assert!(matches!(run(&jobs, 1).0, Err(ExecuteError::Rejected(_))));
+        jobs[0].may_be_infinite = true;
+        assert!(run(&jobs, 1).0.is_ok());
+        jobs[0].source = Box::new(rows(f32::NAN));
+        assert!(matches!(run(&jobs, 1).0, Err(ExecuteError::Rejected(_))));
+    }
+
+    #[test]
+    fn a_full_disk_and_a_signal_stop_the_run() {
+        let method = nvfp4();
+        let jobs: Vec<Job<'_>> =
+            (0..4).map(|_| job(Rows::new(600, 1024, value), &method, None)).collect();
+        let cancelled = AtomicBool::new(false);
+        let sink = Memory { full: true, ..Memory::default() };
+        let result = execute(&jobs, Workers { threads: 4, cancelled: &cancelled }, &sink);
+        let Err(ExecuteError::Io { doing: "write", error, .. }) = result else {
+            panic!("{result:?}")
+        };
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        cancelled.store(true, Ordering::Relaxed);
+        let result =
+            execute(&jobs, Workers { threads: 4, cancelled: &cancelled }, &Memory::default());
+        assert!(matches!(result, Err(ExecuteError::Cancelled)), "{result:?}");
+    }
+}

@@ -69,7 +69,11 @@ pub fn scale(args: &ScaleArgs) -> Result<()> {
     let out = dir.join(format!("{}.rad", args.model));
     let convert = || {
         let mut radpack = Command::new(&bin);
-        radpack.arg("convert").arg(&source).arg("-o").arg(&out).args(["--recipe", &args.recipe]);
+        radpack.arg("convert").arg(&source).arg("-o").arg(&out).args([
+            "--no-tokenizer",
+            "--recipe",
+            &args.recipe,
+        ]);
         if let Some(threads) = args.threads {
             radpack.args(["--threads", &threads.to_string()]);
         }
