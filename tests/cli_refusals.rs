@@ -102,7 +102,7 @@ fn wrong_recipes_and_arguments_are_usage_errors() {
         2,
         &["match", "int8-g128", "r.toml:3", "r.toml:4"],
     );
-    refused(tmp.path(), &[source, "--no-such-flag"], 2, &[]);
+    assert_eq!(radpack(tmp.path(), &["convert", source, "--no-such-flag"]).code, 2);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn an_output_without_a_place_or_in_place_of_its_source_is_refused() {
 fn sources_that_do_not_fit_are_refused_with_every_problem() {
     let tmp = tempdir().expect("a folder");
     let model = dense_copy(tmp.path());
-    refused(tmp.path(), &["absent"], 1, &["absent"]);
+    refused(tmp.path(), &["absent"], 2, &["absent does not exist"]);
 
     // A missing shard and a truncated one, together.
     let last = model.join("model-00004-of-00004.safetensors");
@@ -151,7 +151,7 @@ fn sources_that_do_not_fit_are_refused_with_every_problem() {
     // An architecture nobody knows, and the way on.
     let config = fs::read_to_string(model.join("config.json")).expect("reads");
     let unknown = config
-        .replace("\"model_type\": \"gemma4\"", "\"model_type\": \"mystery\"")
+        .replace("\"model_type\": \"gemma4", "\"model_type\": \"mystery")
         .replace("Gemma4ForConditionalGeneration", "MysteryForCausalLM");
     fs::write(model.join("config.json"), unknown).expect("writes");
     refused(tmp.path(), &["model", "--no-tokenizer"], 3, &["mystery", "--weights-only"]);
@@ -181,7 +181,12 @@ fn problems_of_tokenizer_and_recipe_come_together() {
         tmp.path(),
         &["model", "--recipe", "r.toml"],
         3,
-        &["--no-tokenizer", "r.toml:2", "r.toml:5", "nothing was read beyond the headers"],
+        &[
+            "--no-tokenizer",
+            "r.toml:4",
+            "r.toml:6",
+            "3 problems; nothing was read beyond the headers",
+        ],
     );
 }
 

@@ -1,5 +1,8 @@
 //! Runs the real binary in a folder of its own.
 
+// Every test file compiles this module for itself and uses a part of it.
+#![allow(dead_code)]
+
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
