@@ -12,6 +12,7 @@
 pub mod artifact;
 pub mod checkpoint;
 pub mod diag;
+pub mod export;
 pub mod model;
 pub mod num;
 pub mod pipeline;

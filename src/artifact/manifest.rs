@@ -205,6 +205,8 @@ pub struct WeightRecord {
 pub struct WeightSource {
     /// Name in the checkpoint.
     pub tensor: String,
+    /// The tensor's whole shape there; a scalar's is empty.
+    pub shape: Vec<u64>,
     /// Index along the first dimension; none for the whole tensor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<u64>,

@@ -39,6 +39,7 @@ pub use digest::{FileDigest, SourceFile};
 pub use json::{JsonFile, MAX_CONFIG_BYTES};
 pub use open::Checkpoint;
 pub use quantized::QuantizedWith;
+pub use safetensors::dtype_name as safetensors_dtype;
 pub use side::{LeftOut, MAX_SIDE_FILE_BYTES, SideFile};
 pub use source::{
     HubEnvironment, HubId, HubIdentity, OnTransfer, OpenOptions, Transfer, is_hub_id,

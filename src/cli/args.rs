@@ -28,6 +28,8 @@ pub enum Command {
     Inspect(Inspect),
     /// Write one entry of a .rad file to disk: a side file's bytes, or a weight's values as f32.
     Extract(Extract),
+    /// Write an artifact as a Hugging Face folder.
+    Export(Export),
     /// List, show and check recipes.
     Recipes(Recipes),
     /// Print a completion script for a shell.
@@ -154,6 +156,32 @@ pub struct Extract {
     /// The weight's planes as stored, one after the other, instead of decoded f32 values.
     #[arg(long)]
     pub raw: bool,
+}
+
+/// `radpack export`
+#[derive(Debug, Args)]
+pub struct Export {
+    /// The file to read.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// What the folder holds: every weight decoded to bf16, or quantized weights for compressed-tensors.
+    #[arg(long, value_enum)]
+    pub format: ExportFormat,
+    /// The folder to make; it must not exist yet.
+    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub output: PathBuf,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Kind of an exported folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ExportFormat {
+    /// compressed-tensors, as vLLM and transformers load it.
+    CompressedTensors,
+    /// Plain safetensors, decoded.
+    Safetensors,
 }
 
 /// `radpack recipes`

@@ -4,6 +4,7 @@ mod args;
 mod completions;
 mod convert;
 mod documents;
+mod export;
 mod extract;
 mod inspect;
 mod output;
@@ -44,6 +45,7 @@ fn json_wanted(command: &Command) -> bool {
         Command::Convert(a) => a.common.json,
         Command::Validate(a) => a.common.json,
         Command::Inspect(a) => a.json,
+        Command::Export(a) => a.json,
         Command::Recipes(a) => a.json,
         Command::Extract(_) | Command::Completions(_) => false,
     }
@@ -55,6 +57,7 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Validate(args) => validate::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Extract(args) => extract::run(args, output),
+        Command::Export(args) => export::run(args, output),
         Command::Recipes(args) => recipes::run(args, output),
         Command::Completions(args) => completions::run(args, output),
     }

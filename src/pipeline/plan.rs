@@ -10,7 +10,7 @@ use crate::artifact::{
 };
 use crate::checkpoint::Checkpoint;
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
-use crate::model::{self, ModelSpec, Weight, WeightTable};
+use crate::model::{self, ModelSpec, Part, Weight, WeightTable};
 use crate::recipe::{Assigned, Assignment, Fate, Method, Recipe};
 use crate::tensor::Shape;
 
@@ -332,11 +332,7 @@ impl Parts<'_> {
             .filter_map(|a| Some((a, self.table.weights.get(a.weight)?)))
             .map(|(a, w)| manifest::WeightRecord {
                 name: w.name.clone(),
-                from: w
-                    .parts
-                    .iter()
-                    .map(|p| manifest::WeightSource { tensor: p.tensor.clone(), index: p.index })
-                    .collect(),
+                from: w.parts.iter().map(|p| self.weight_source(p)).collect(),
                 encoding: a.encoding_name.to_string(),
                 rule: a.rule.map(|r| r as u32 + 1),
                 tied_to: w.tied_to.clone(),
@@ -345,6 +341,15 @@ impl Parts<'_> {
         // Directory order: the table is in it already, and left-out weights leave gaps only.
         records.shrink_to_fit();
         records
+    }
+
+    fn weight_source(&self, part: &Part) -> manifest::WeightSource {
+        let info = self.checkpoint.tensors().get(&part.tensor);
+        manifest::WeightSource {
+            tensor: part.tensor.clone(),
+            shape: info.map(|i| i.shape.extents().to_vec()).unwrap_or_default(),
+            index: part.index,
+        }
     }
 
     fn notes(&self) -> Vec<String> {

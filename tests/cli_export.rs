@@ -1,0 +1,216 @@
+//! Exported folders, read back with the safetensors library.
+
+mod cli_support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use cli_support::{radpack, succeeds};
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use tempfile::tempdir;
+
+/// Type, shape and bytes of every tensor of a folder.
+fn tensors(folder: &Path) -> BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> {
+    let mut all = BTreeMap::new();
+    for entry in fs::read_dir(folder).expect("lists") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            let bytes = fs::read(&path).expect("reads");
+            let file = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+            for (name, view) in file.tensors() {
+                let tensor = (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+                assert!(all.insert(name.clone(), tensor).is_none(), "{name} twice");
+            }
+        }
+    }
+    all
+}
+
+fn convert(folder: &Path, model: &str, recipe: &str) -> std::path::PathBuf {
+    let source = testkit::tiny_model(model);
+    let args = ["convert", source.to_str().expect("UTF-8"), "--recipe", recipe, "-o", "t.rad"];
+    succeeds(folder, &args);
+    source
+}
+
+fn bf16(bytes: &[u8]) -> Vec<f32> {
+    let wide = |b: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
+    bytes.chunks_exact(2).map(wide).collect()
+}
+
+#[test]
+fn an_unquantized_artifact_exports_to_the_tensors_it_came_from() {
+    let tmp = tempdir().expect("a folder");
+    // Experts stacked in one tensor, experts in tensors of their own, scalars, integer tables, untied heads.
+    for model in [
+        "tiny-gemma4-moe",
+        "tiny-qwen3-moe",
+        "tiny-gemma4-e",
+        "tiny-gemma4-e-assistant",
+        "tiny-llama",
+    ] {
+        let source = convert(tmp.path(), model, "bf16");
+        succeeds(tmp.path(), &["export", "t.rad", "--format", "safetensors", "-o", model]);
+        let (mut want, got) = (tensors(&source), tensors(&tmp.path().join(model)));
+        if model == "tiny-gemma4-e" {
+            // Keys and values of layers that share another layer's are no part of the model.
+            want.retain(|name, _| got.contains_key(name) || !name.contains(".self_attn."));
+        }
+        assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>(), "{model}");
+        assert!(got == want, "{model}: values differ");
+        for file in ["config.json", "tokenizer.json"] {
+            let same = fs::read(source.join(file)).ok()
+                == fs::read(tmp.path().join(model).join(file)).ok();
+            assert!(same, "{model}: {file}");
+        }
+    }
+}
+
+#[test]
+fn decoded_weights_are_the_extracted_values_in_bf16() {
+    let tmp = tempdir().expect("a folder");
+    convert(tmp.path(), "tiny-llama", "nvfp4");
+    succeeds(tmp.path(), &["export", "t.rad", "--format", "safetensors", "-o", "plain"]);
+    succeeds(tmp.path(), &["extract", "t.rad", "blk.1.ffn_down.weight", "-o", "w.f32"]);
+    let values = fs::read(tmp.path().join("w.f32")).expect("reads");
+    let want: Vec<f32> = values
+        .chunks_exact(4)
+        .map(|b| half::bf16::from_f32(f32::from_le_bytes([b[0], b[1], b[2], b[3]])).to_f32())
+        .collect();
+    let exported = tensors(&tmp.path().join("plain"));
+    let (dtype, _, bytes) = &exported["model.layers.1.mlp.down_proj.weight"];
+    assert_eq!(*dtype, Dtype::BF16);
+    assert_eq!(bf16(bytes), want);
+}
+
+/// Decodes `….weight` of a compressed-tensors folder by that library's rules.
+fn dequantized(
+    all: &BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
+    module: &str,
+    bits: u32,
+) -> Vec<f32> {
+    let (_, shape, packed) = &all[&format!("{module}.weight_packed")];
+    let (_, _, logical) = &all[&format!("{module}.weight_shape")];
+    let dims: Vec<usize> = logical
+        .chunks_exact(8)
+        .map(|b| i64::from_le_bytes(b.try_into().expect("8")) as usize)
+        .collect();
+    let (rows, cols) = (dims[0], dims[1]);
+    assert_eq!(shape[..], [rows, (cols * bits as usize).div_ceil(32)]);
+    let (_, scale_shape, scales) = &all[&format!("{module}.weight_scale")];
+    let scales = bf16(scales);
+    let group = cols / scale_shape[1];
+    let mut out = Vec::new();
+    for r in 0..rows {
+        let row = &packed[r * shape[1] * 4..][..shape[1] * 4];
+        for c in 0..cols {
+            let at = c * bits as usize;
+            let word = u32::from_le_bytes(row[at / 32 * 4..][..4].try_into().expect("4"));
+            let code = word >> (at % 32) & ((1 << bits) - 1);
+            let signed = code as i32 - (1 << (bits - 1));
+            out.push(signed as f32 * scales[r * scale_shape[1] + c / group]);
+        }
+    }
+    out
+}
+
+#[test]
+fn packed_integers_decode_to_the_artifacts_values_and_the_config_describes_them() {
+    let tmp = tempdir().expect("a folder");
+    for (recipe, bits, strategy) in [("w8a16", 8, "channel"), ("w4a16-g32", 4, "group")] {
+        // 64 and 192 columns: whole groups of 32.
+        convert(tmp.path(), "tiny-qwen3", recipe);
+        succeeds(tmp.path(), &["export", "t.rad", "--format", "compressed-tensors", "-o", recipe]);
+        let all = tensors(&tmp.path().join(recipe));
+        for (weight, module) in [
+            ("blk.0.attn_q.weight", "model.layers.0.self_attn.q_proj"),
+            ("blk.2.ffn_down.weight", "model.layers.2.mlp.down_proj"),
+        ] {
+            succeeds(tmp.path(), &["extract", "t.rad", weight, "-o", "w.f32"]);
+            let values = fs::read(tmp.path().join("w.f32")).expect("reads");
+            let want: Vec<f32> = values
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect();
+            assert_eq!(dequantized(&all, module, bits), want, "{recipe} {module}");
+        }
+        assert!(!all.contains_key("model.layers.0.self_attn.q_proj.weight"));
+        let config = fs::read(tmp.path().join(recipe).join("config.json")).expect("reads");
+        let config: Value = serde_json::from_slice(&config).expect("JSON");
+        let section = &config["quantization_config"];
+        assert_eq!(section["format"], "pack-quantized");
+        let group = &section["config_groups"]["group_0"];
+        assert_eq!(group["weights"]["num_bits"], bits);
+        assert_eq!(group["weights"]["strategy"], strategy);
+        assert_eq!(group["targets"][0], "Linear");
+        let ignore = section["ignore"].as_array().expect("a list");
+        assert!(ignore.iter().any(|m| m == "lm_head"), "{ignore:?}");
+    }
+}
+
+#[test]
+fn float_formats_carry_codes_and_scales_as_stored() {
+    let tmp = tempdir().expect("a folder");
+    let module = "model.layers.0.self_attn.q_proj";
+    for (recipe, weight, scale, format) in [
+        ("fp8-dynamic", Dtype::F8_E4M3, Dtype::BF16, "float-quantized"),
+        ("fp8-block", Dtype::F8_E4M3, Dtype::BF16, "float-quantized"),
+        ("nvfp4", Dtype::U8, Dtype::F8_E4M3, "nvfp4-pack-quantized"),
+        ("mxfp4", Dtype::U8, Dtype::U8, "mxfp4-pack-quantized"),
+    ] {
+        convert(tmp.path(), "tiny-qwen3", recipe);
+        succeeds(tmp.path(), &["export", "t.rad", "--format", "compressed-tensors", "-o", recipe]);
+        let all = tensors(&tmp.path().join(recipe));
+        let name = if weight == Dtype::U8 { "weight_packed" } else { "weight" };
+        assert_eq!(all[&format!("{module}.{name}")].0, weight, "{recipe}");
+        assert_eq!(all[&format!("{module}.weight_scale")].0, scale, "{recipe}");
+        succeeds(tmp.path(), &["extract", "t.rad", "blk.0.attn_q.weight", "--raw", "-o", "raw"]);
+        let raw = fs::read(tmp.path().join("raw")).expect("reads");
+        let mut stored = all[&format!("{module}.{name}")].2.clone();
+        stored.extend(&all[&format!("{module}.weight_scale")].2);
+        assert_eq!(raw[..stored.len()], stored[..], "{recipe}");
+        let rest = &raw[stored.len()..];
+        match all.get(&format!("{module}.weight_global_scale")) {
+            Some((_, shape, divisor)) => {
+                assert_eq!(shape[..], [1]);
+                let divisor = f32::from_le_bytes(divisor[..].try_into().expect("4 bytes"));
+                let second = f32::from_le_bytes(rest.try_into().expect("4 bytes"));
+                assert_eq!(divisor, 1.0 / second);
+            }
+            None => assert_eq!(rest, [] as [u8; 0], "{recipe}"),
+        }
+        let config = fs::read(tmp.path().join(recipe).join("config.json")).expect("reads");
+        let config: Value = serde_json::from_slice(&config).expect("JSON");
+        assert_eq!(config["quantization_config"]["format"], format);
+        let inputs =
+            &config["quantization_config"]["config_groups"]["group_0"]["input_activations"];
+        assert_eq!(inputs.is_null(), !recipe.starts_with("fp8"), "{recipe}");
+    }
+}
+
+#[test]
+fn what_the_format_cannot_say_is_refused_whole_and_nothing_is_written() {
+    let tmp = tempdir().expect("a folder");
+    // 176 columns are no multiple of 128.
+    convert(tmp.path(), "tiny-llama", "int8-g128");
+    let args = ["export", "t.rad", "--format", "compressed-tensors", "-o", "x"];
+    let ran = radpack(tmp.path(), &args);
+    assert_eq!(ran.code, 3, "{}", ran.stderr);
+    let text = ran.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("176 columns are no multiple of the group of 128"), "{text}");
+    // 20 weights of 64 columns, 4 of 176.
+    assert!(text.contains("20 weights ("), "{text}");
+    assert!(text.contains("2 problems"), "{text}");
+    convert(tmp.path(), "tiny-gemma4-moe", "w8a16");
+    let ran = radpack(tmp.path(), &args);
+    assert_eq!(ran.code, 3, "{}", ran.stderr);
+    assert!(ran.stderr.contains("experts.down_proj stacks"), "{}", ran.stderr);
+    fs::create_dir(tmp.path().join("x")).expect("creates");
+    let ran = radpack(tmp.path(), &["export", "t.rad", "--format", "safetensors", "-o", "x"]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("x exists already"), "{}", ran.stderr);
+    assert_eq!(fs::read_dir(tmp.path().join("x")).expect("lists").count(), 0);
+    assert_eq!(fs::read_dir(tmp.path()).expect("lists").count(), 2, "the artifact and the folder");
+}
