@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use radpack::diag::{Failure, FailureKind, SourceText, Style, render_warning};
-use radpack::model::{Class, Part, Tower, Weight, WeightTable};
+use radpack::model::{Class, Origin, Part, Tower, Weight, WeightTable};
 use radpack::recipe::{self, Assignment, Fate, Method, Recipe, Tail};
 use radpack::tensor::{DType, Shape};
 
@@ -23,6 +23,7 @@ fn rules(bodies: &[&str]) -> Recipe {
 fn weight(name: &str, tensor: &str, class: Class, shape: &[u64]) -> Weight {
     Weight {
         name: name.into(),
+        origin: Origin::Main,
         tower: Tower::Text,
         class,
         layer: -1,

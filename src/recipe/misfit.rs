@@ -156,7 +156,7 @@ fn told(
     match misfit {
         Misfit::Partial => {
             let (yes, no) = names.split(number, weights.first().copied().unwrap_or_default());
-            let place = rule.patterns.first().map_or(&rule.places.rule, |p| &p.place);
+            let place = rule.place();
             let problem = problem(format!("rule {n} matches only a part of {who}"))
                 .help(format!("matched: {}; not matched: {}", list(&yes, SHOWN), list(&no, SHOWN)))
                 .help("the tensors are stored as one weight: match all of them or none");

@@ -8,6 +8,7 @@
 //! name = "mine"
 //! [[quantize]]
 //! match = "*.{q,k,v,o,gate,up,down}_proj.weight"   # checkpoint names: exact, a glob, or `re:` and a regex
+//! # weight = "blk.*.ffn_down.weight"               # logical names, by patterns of the same kind
 //! tower = "text"                                   # text | vision | audio | projector | draft
 //! class = ["linear", "expert"]                     # linear | embedding | lm_head | norm | router | expert | other
 //! encoding = "int8-g128"                           # a name, or a table that spells a grid out

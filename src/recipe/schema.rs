@@ -99,7 +99,12 @@ fn rules(generator: &mut SchemaGenerator) -> Schema {
         "type": "array",
         "items": {
             "allOf": [rule],
-            "anyOf": [{ "required": ["match"] }, { "required": ["tower"] }, { "required": ["class"] }]
+            "anyOf": [
+                { "required": ["match"] },
+                { "required": ["weight"] },
+                { "required": ["tower"] },
+                { "required": ["class"] }
+            ]
         }
     })
 }
