@@ -202,7 +202,7 @@ fn a_missing_schema_and_a_rule_that_says_nothing() {
           |
         3 | [[quantize]]
           | ^^^^^^^^^^^^ selects nothing by name, tower or class
-        = add `match`, `tower` or `class`; match = "*" selects every weight
+        = add `match`, `weight`, `tower` or `class`; match = "*" selects every weight
       recipe: a rule without `encoding`
          --> mine.toml:3:1
           |

@@ -28,7 +28,7 @@ pub enum Command {
     Inspect(Inspect),
     /// Write one entry of a .rad file to disk: a side file's bytes, or a weight's values as f32.
     Extract(Extract),
-    /// List, show and check recipes.
+    /// List, show, check and import recipes.
     Recipes(Recipes),
     /// Print a completion script for a shell.
     Completions(Completions),
@@ -188,6 +188,12 @@ pub enum RecipesAction {
         /// Recipe files or built-in names.
         #[arg(required = true)]
         recipes: Vec<String>,
+    },
+    /// Translate a text recipe of radiance (PATTERN QUANTISER KEY=VALUE …) and print it as TOML.
+    Import {
+        /// The text recipe.
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: String,
     },
 }
 

@@ -144,12 +144,16 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
     let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let free = pipeline::free_bytes(folder)
         .map_or(String::new(), |f| format!(" (free there: {})", size(f)));
+    let (file, planes) = (plan.layout.file_bytes(), plan.assignment.total.stored_bytes);
     let _ = writeln!(
         text,
-        "writes    {}, {}{free}\nnothing was written",
+        "writes    {}, {}{free}\n          weights {} + tables, side files and alignment {}",
         out.display(),
-        size(plan.layout.file_bytes())
+        size(file),
+        size(planes),
+        size(file.saturating_sub(planes))
     );
+    text.push_str("nothing was written\n");
     text.push('\n');
     text.push_str(&weights(plan));
     output.text(&text)
