@@ -95,8 +95,7 @@ fn a_draft_head_goes_into_the_file_and_validates_against_both_sources() {
 }
 
 #[test]
-fn target_and_draft_tensors_of_one_name_are_told_apart() {
-    // Saved from the inner text model, the target's names are the draft's: only the tower tells.
+fn rules_find_the_draft_by_tower_prefix_and_logical_name() {
     let tmp = recipe(concat!(
         "[[quantize]]\nmatch = \"model.layers.0.self_attn.q_proj.weight\"\ntower = \"draft\"\n",
         "encoding = \"int8-g64\"\n",
@@ -221,15 +220,45 @@ fn drafts_that_do_not_fit_are_refused_with_every_mismatch() {
     let dense = dense.to_str().expect("UTF-8");
     let ran = refused(dense, &tiny("tiny-llama"), &[]);
     assert_eq!(ran.code, 3, "{}", ran.stderr);
-    insta::assert_snapshot!(ran.stderr, @"");
+    insta::assert_snapshot!(ran.stderr, @"
+    error: this draft model cannot be merged  [exit 3]
+
+      draft: `llama` is not a draft head
+        = draft heads have model_type gemma4_assistant or gemma4_unified_assistant
+        = a full model that drafts with a cache of its own cannot be merged
+
+    1 problem; nothing was read beyond the headers, nothing was written
+    ");
 
     let ran = refused(dense, &tiny("tiny-gemma4-e-assistant"), &[]);
     assert_eq!(ran.code, 3, "{}", ran.stderr);
-    insta::assert_snapshot!(ran.stderr, @"");
+    insta::assert_snapshot!(ran.stderr, @"
+    error: this draft model cannot be merged  [exit 3]
+
+      draft: the draft head expects hidden size 64, the model has 128
+        = take the assistant that was published with this model
+      draft: the draft head expects key heads of sliding layers 1, the model has 16
+        = take the assistant that was published with this model
+      draft: the draft head expects head width of sliding layers 16, the model has 8
+        = take the assistant that was published with this model
+      draft: the draft head expects key heads of full layers 1, the model has 4
+        = take the assistant that was published with this model
+      draft: the draft head expects head width of full layers 32, the model has 16
+        = take the assistant that was published with this model
+
+    5 problems; nothing was read beyond the headers, nothing was written
+    ");
 
     let ran = refused(&tiny("tiny-llama"), &tiny("tiny-gemma4-assistant"), &[]);
     assert_eq!(ran.code, 3, "{}", ran.stderr);
-    insta::assert_snapshot!(ran.stderr, @"");
+    insta::assert_snapshot!(ran.stderr, @"
+    error: this draft model cannot be merged  [exit 3]
+
+      draft: the draft head reads the cache of a gemma4 model, this is llama
+        = take the assistant that was published with this model
+
+    1 problem; nothing was read beyond the headers, nothing was written
+    ");
 
     let ran = refused(dense, &tiny("tiny-gemma4-assistant"), &["--weights-only"]);
     assert_eq!(ran.code, 2, "{}", ran.stderr);

@@ -84,8 +84,9 @@ impl<'n> Shapes<'n> {
         }
         let mut help = Vec::new();
         if self.matches_any(pattern, !logical) {
-            let (are, key) = if logical { ("in the checkpoint", "match") } else { ("logical", "weight") };
-            help.push(format!("it matches names {are}: those are selected by `{key}`"));
+            let (what, key) =
+                if logical { ("names in the checkpoint", "match") } else { ("logical names", "weight") };
+            help.push(format!("it matches {what}: those are selected by `{key}`"));
             return help;
         }
         if let Some((better, hits)) = self.completed(pattern, logical) {
