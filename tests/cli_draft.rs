@@ -137,11 +137,7 @@ fn the_embedding_of_a_draft_head_is_stored_once_as_its_head() {
             "f16",
             1.into(),
         ),
-        (
-            "[[quantize]]\nmatch = \"draft.lm_head.weight\"\nencoding = \"f32\"\n",
-            "f32",
-            1.into(),
-        ),
+        ("[[quantize]]\nmatch = \"draft.lm_head.weight\"\nencoding = \"f32\"\n", "f32", 1.into()),
         // The target's embedding; nothing of the draft is one.
         ("[[quantize]]\nclass = \"embedding\"\nencoding = \"f32\"\n", "bf16", Value::Null),
     ] {
@@ -162,7 +158,8 @@ fn the_embedding_of_a_draft_head_is_stored_once_as_its_head() {
 
 #[test]
 fn a_rule_for_the_embedding_of_a_draft_head_is_told_that_it_is_a_head() {
-    let tmp = recipe("[[quantize]]\ntower = \"draft\"\nclass = \"embedding\"\nencoding = \"f32\"\n");
+    let tmp =
+        recipe("[[quantize]]\ntower = \"draft\"\nclass = \"embedding\"\nencoding = \"f32\"\n");
     let (model, draft) = (tiny(PAIRS[0].0), tiny(PAIRS[0].1));
     let args = ["convert", &model, "--draft-model", &draft, "--recipe", "test.toml", "--dry-run"];
     let ran = radpack(tmp.path(), &args);
@@ -198,8 +195,7 @@ fn threads_change_no_byte_of_a_file_with_a_draft_head() {
     let (model, draft) = (tiny(PAIRS[1].0), tiny(PAIRS[1].1));
     let tmp = tempdir().expect("a folder");
     for (out, threads) in [("a.rad", "1"), ("b.rad", "7")] {
-        let args =
-            ["convert", &model, "--draft-model", &draft, "-o", out, "--threads", threads];
+        let args = ["convert", &model, "--draft-model", &draft, "-o", out, "--threads", threads];
         succeeds(tmp.path(), &args);
     }
     assert_eq!(sha256(&tmp.path().join("a.rad")), sha256(&tmp.path().join("b.rad")));

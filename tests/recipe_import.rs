@@ -119,7 +119,8 @@ fn imported_options_are_the_options_that_the_container_records() {
 
 #[test]
 fn patterns_mean_what_they_meant() {
-    let text = |glob: &str| imported(&format!("{glob} rtn codes=i8")).rules[0].weights[0].text.clone();
+    let text =
+        |glob: &str| imported(&format!("{glob} rtn codes=i8")).rules[0].weights[0].text.clone();
     assert_eq!(text("blk.*.ffn_?p.weight"), "blk.*.ffn_?p.weight");
     assert_eq!(text("a{b,c}[d]\\e"), r"a\{b,c\}\[d\]\\e");
     assert_eq!(text("re:x"), r"\re:x");
@@ -156,7 +157,169 @@ fn what_is_malformed_or_cannot_be_said_is_told_with_its_line() {
         "a cast\n",
         "fine rtn codes=i8\n",
     );
-    insta::assert_snapshot!(refused(text), @"");
+    insta::assert_snapshot!(refused(text), @r#"
+    error: i8g.rec cannot be imported  [exit 2]
+
+      recipe: a rule without a quantiser
+         --> i8g.rec:1:1
+          |
+        1 | lonely
+          | ^^^^^^
+        = a rule is PATTERN QUANTISER KEY=VALUE…
+      recipe: `rtnn` is no quantiser
+         --> i8g.rec:2:3
+          |
+        2 | a rtnn codes=i8
+          |   ^^^^
+        = did you mean `rtn`?
+        = quantisers: rtn, cast, gptq, awq, autoround, paroquant and ggml
+      recipe: `gptq` cannot be imported: it fits codes to the inputs of a calibration run, and this
+        program has none
+         --> i8g.rec:3:3
+          |
+        3 | a gptq codes=i4 group=128
+          |   ^^^^
+        = rtn on the same grid stores the same planes, rounded to nearest
+      recipe: `ggml` cannot be imported: llama.cpp's block types are found by its own searches, which
+        are not here
+         --> i8g.rec:4:3
+          |
+        4 | a ggml type=q4_0
+          |   ^^^^
+      recipe: `grup` is no option here
+         --> i8g.rec:5:16
+          |
+        5 | a rtn codes=i8 grup=128
+          |                ^^^^^^^^
+        = did you mean `group`?
+        = options here: codes, table, group, block, scale, scale2, group2, block2, scale2_value, zero,
+          transform, rule, scale_value and clamp
+      recipe: `group` is set twice
+         --> i8g.rec:6:26
+          |
+        6 | a rtn codes=i8 group=128 group=64
+          |                          ^^^^^^^^
+        = each option stands once in a rule
+      recipe: `group`: the variable NOPE is not set
+         --> i8g.rec:7:16
+          |
+        7 | a rtn codes=i8 group=$NOPE
+          |                ^^^^^^^^^^^
+      recipe: `group`: `$` names no variable
+         --> i8g.rec:8:16
+          |
+        8 | a rtn codes=i8 group=$
+          |                ^^^^^^^
+      recipe: `group`: `${GROUP` has no closing brace
+         --> i8g.rec:9:16
+          |
+        9 | a rtn codes=i8 group=${GROUP
+          |                ^^^^^^^^^^^^^
+      recipe: `group` is 12k, no count of columns
+          --> i8g.rec:10:16
+           |
+        10 | a rtn codes=i8 group=12k
+           |                ^^^^^^^^^
+      recipe: `block` is 128, not ROWSxCOLUMNS
+          --> i8g.rec:11:16
+           |
+        11 | a rtn codes=i8 block=128
+           |                ^^^^^^^^^
+        = e.g. 128x128; * is the whole extent
+      recipe: `block` beside a group: both set the same extent
+          --> i8g.rec:12:26
+           |
+        12 | a rtn codes=i8 group=128 block=1x128
+           |                          ^^^^^^^^^^^
+        = keep one of them
+      recipe: `loose` is no option
+          --> i8g.rec:13:16
+           |
+        13 | a rtn codes=i8 loose
+           |                ^^^^^
+        = options are KEY=VALUE
+      recipe: `scale_value` gives a scale, and scales here are always found
+          --> i8g.rec:14:27
+           |
+        14 | a rtn codes=i8 rule=fixed scale_value=0.5
+           |                           ^^^^^^^^^^^^^^^
+      recipe: rule=fixed gives a scale, and scales here are always found
+          --> i8g.rec:14:16
+           |
+        14 | a rtn codes=i8 rule=fixed scale_value=0.5
+           |                ^^^^^^^^^^
+      recipe: rule=mx with a scale of bf16 cannot be imported
+          --> i8g.rec:15:16
+           |
+        15 | a rtn codes=i8 rule=mx
+           |                ^^^^^^^
+        = here powers of two (e8m0) follow the mx rule, other scales do not
+      recipe: `best` is no rule for scales
+          --> i8g.rec:16:16
+           |
+        16 | a rtn codes=i8 rule=best
+           |                ^^^^^^^^^
+        = rules: absmax, mx, fixed and search
+      recipe: blocks of a second scale that is not there
+          --> i8g.rec:17:16
+           |
+        17 | a rtn codes=i8 group2=64
+           |                ^^^^^^^^^
+        = add scale2, e.g. scale2=f32
+      recipe: an encoding with neither `codes` nor `table`
+          --> i8g.rec:18:1
+           |
+        18 | a rtn group=128
+           | ^^^^^^^^^^^^^^^
+        = `codes` is a number type, e.g. codes = "i8"; `table` is a codebook, e.g. table = "nf4"
+      recipe: `codes` cannot be "i32"
+          --> i8g.rec:19:1
+           |
+        19 | a rtn codes=i32
+           | ^^^^^^^^^^^^^^^
+        = did you mean "i2"?
+        = values of `codes`: i2, i3, i4, i5, i6, i7, i8, i16, fp8_e4m3, fp8_e5m2, fp6_e2m3, fp6_e3m2,
+          fp4_e2m1, u1, u2, u3, u4, u5, u6, u7, u8 and u16
+      recipe: the codebook `w4nl` is not known here
+          --> i8g.rec:20:7
+           |
+        20 | a rtn table=w4nl
+           |       ^^^^^^^^^^
+        = codebooks: nf4, binary, ternary, iq4nl, or the values joined by `;`
+      recipe: the values of a codebook do not rise from one to the next
+          --> i8g.rec:21:1
+           |
+        21 | a rtn table=2;1
+           | ^^^^^^^^^^^^^^^
+        = list them in ascending order, each once
+      recipe: `transform` cannot be "perm"
+          --> i8g.rec:22:1
+           |
+        22 | a rtn codes=i8 transform=perm
+           | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+        = "fwhtN" with N a power of two from 2 to 1048576, e.g. "fwht128"
+      recipe: `clamp` over codes that have no most negative one to leave out
+          --> i8g.rec:23:1
+           |
+        23 | a rtn codes=u8 clamp=sym zero=u8
+           | ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+        = it is for signed integers, e.g. codes = "i8"
+      recipe: a cast to fp8_e4m3 cannot be imported
+          --> i8g.rec:24:8
+           |
+        24 | a cast dtype=fp8_e4m3
+           |        ^^^^^^^^^^^^^^
+        = casts here go to bf16, f16 and f32
+        = bare fp8 clips what it cannot hold; `rtn codes=fp8_e4m3` scales it
+      recipe: `cast` without `dtype`
+          --> i8g.rec:25:3
+           |
+        25 | a cast
+           |   ^^^^
+        = e.g. cast dtype=bf16
+
+    26 problems
+    "#);
 }
 
 #[test]
@@ -211,7 +374,7 @@ fn an_imported_recipe_converts_a_model() {
 
     let ran = radpack(tmp.path(), &["recipes", "import", "mine.rec"]);
     assert_eq!(ran.code, 2, "WIDTH is not set");
-    assert!(ran.stderr.contains("mine.rec:1:32"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("mine.rec:1:28"), "{}", ran.stderr);
     assert!(ran.stdout.is_empty());
     let ran = radpack(tmp.path(), &["recipes", "import", "none.rec"]);
     assert_eq!(ran.code, 1, "{}", ran.stderr);

@@ -372,7 +372,9 @@ fn recipes_load_by_name_or_from_a_file() {
 
       recipe: "int8g128" is neither a built-in recipe nor a file
         = did you mean int8-g128?
-        = built-in recipes: bf16, int8-g128, w8a16, fp8-dynamic, fp8-block, nvfp4, w4a16-g32 and mxfp4
+        = built-in recipes: bf16, int8-g128, w8a16, fp8-dynamic, fp8-block, nvfp4, w4a16-g32, mxfp4,
+          gemma-4/bf16, gemma-4/rbln-w8a16-x16, gemma-4/rbln-bucketing, gemma-4/radiance-i8g,
+          gemma-4/nvfp4, gemma-4/fp8-dynamic, gemma-4/fp8-block and gemma-4/w4a16-g32
 
     1 problem
     "#);

@@ -191,21 +191,20 @@ fn the_graphs_of_the_rbln_recipes_are_the_published_ones() {
     let shown = |name: &str| succeeds(tmp.path(), &["recipes", "show", name]).stdout;
     let text = shown("gemma-4/rbln-w8a16-x16");
     let tail = text.split_once("[graphs]").expect("graphs").1;
-    insta::assert_snapshot!(tail.split_once("[towers]").expect("towers").0, @r"
-
+    insta::assert_snapshot!(tail.split_once("[towers]").expect("towers").0, @r#"
     max_seq_len = 262144
     batch_size = 8
     decoder_batch_sizes = [1, 2, 4, 8]
     prefill_chunk_size = 128
     image_prefill_chunk_size = [384]
-    attention = 'flash'
+    attention = "flash"
     kv_partition_len = 16384
-    kv_dtype = 'f16'
+    kv_dtype = "f16"
 
     [vision]
     max_soft_tokens = [280]
     devices = [0]
-    ");
+    "#);
     // Every image prefill bucket is the smallest that fits some image, and the largest image fits: the rules of
     // optimum-rbln 0.11.2. A bucket is a multiple of 128.
     let text = shown("gemma-4/rbln-bucketing");

@@ -782,7 +782,8 @@ fn names_of_the_wrong_kind_are_told_apart() {
         "{text}"
     );
     assert!(text.contains("`weight` alone selects 0 of"), "{text}");
-    let failure = refused(&rules(&["weight = \"blk.0.attn_p.weight\"\nencoding = \"f32\""]), &table);
+    let failure =
+        refused(&rules(&["weight = \"blk.0.attn_p.weight\"\nencoding = \"f32\""]), &table);
     assert!(failure.to_string().contains("nearest names: blk.0.attn_"), "{failure}");
 }
 
@@ -819,10 +820,7 @@ fn a_rotation_needs_whole_blocks_of_columns() {
     let found = a.weights.iter().find(|a| table.weights[a.weight].name == "m.weight");
     let found = found.expect("decided");
     assert_eq!(found.encoding.to_string(), "i8*bf16[1x*]/fwht32");
-    assert_eq!(
-        found.method.options(),
-        "block=1x*,clamp=sym,codes=i8,scale=bf16,transform=fwht32"
-    );
+    assert_eq!(found.method.options(), "block=1x*,clamp=sym,codes=i8,scale=bf16,transform=fwht32");
     assert_eq!(parse(&rotated(32).to_toml()), rotated(32));
     let failure = refused(&rotated(64), &table);
     let text = failure.to_string();
@@ -869,8 +867,7 @@ fn tensors_of_one_name_in_model_and_draft_are_decided_apart() {
     assert_eq!((rule_of(&tower, target), rule_of(&tower, q)), (None, Some(0)));
     let prefix = ["match = \"draft.model.q*.weight\"\nencoding = \"f32\""];
     assert_eq!((rule_of(&prefix, target), rule_of(&prefix, q)), (None, Some(0)));
-    let mixed =
-        ["match = [\"draft.model.q.weight\", \"model.q2.weight\"]\nencoding = \"f32\""];
+    let mixed = ["match = [\"draft.model.q.weight\", \"model.q2.weight\"]\nencoding = \"f32\""];
     assert_eq!((rule_of(&mixed, target), rule_of(&mixed, q)), (None, Some(0)));
     let part = rules(&["match = \"draft.model.q.weight\"\nencoding = \"f32\""]);
     let failure = refused(&part, &table);

@@ -34,10 +34,7 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
     let Some(out) = &args.output else {
         return Err(Failure::plain(FailureKind::Usage, "an output is needed: -o OUT.rad"));
     };
-    let bars = Bars::new(
-        plan.sources.bytes(),
-        plan.assignment.total.source_bytes,
-    );
+    let bars = Bars::new(plan.sources.bytes(), plan.assignment.total.source_bytes);
     let started = Instant::now();
     let options = ConvertOptions {
         threads: request::threads(&args.common),

@@ -99,10 +99,7 @@ fn against(
     let sources = request::sources(source, args.draft_model.as_deref())?;
     let weights_only = manifest.model.family.is_none();
     let plan = pipeline::plan_of(artifact, sources, weights_only)?;
-    let bars = Bars::new(
-        plan.sources.bytes(),
-        plan.assignment.total.source_bytes,
-    );
+    let bars = Bars::new(plan.sources.bytes(), plan.assignment.total.source_bytes);
     let options =
         ConvertOptions { threads, progress: &bars, cancelled: request::stop_on_signals() };
     let comparison = pipeline::compare(&plan, artifact, &args.file, options);

@@ -100,7 +100,10 @@ pub fn draft_mismatches(target: &ModelSpec, draft: &ModelSpec) -> Problems {
         problems.push(
             Diagnostic::new(
                 "draft",
-                format!("the draft head reads the cache of a gemma4 model, this is {}", target.family),
+                format!(
+                    "the draft head reads the cache of a gemma4 model, this is {}",
+                    target.family
+                ),
             )
             .help("take the assistant that was published with this model"),
         );

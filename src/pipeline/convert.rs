@@ -358,7 +358,11 @@ fn place_of(checkpoint: &Checkpoint, weight: &Weight, mut rest: u64) -> String {
         };
         if rest < each {
             let element = part.index.unwrap_or(0) * each + rest;
-            return format!("{} of {}", index_of(element, info.shape.extents()), weight.tensor_name(part));
+            return format!(
+                "{} of {}",
+                index_of(element, info.shape.extents()),
+                weight.tensor_name(part)
+            );
         }
         rest -= each;
     }

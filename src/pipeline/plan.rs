@@ -89,7 +89,11 @@ fn understand(sources: &Sources, weights_only: bool) -> Result<(Option<ModelSpec
                 "whether a draft head fits follows from the families, which --weights-only does not ask",
             )
             .help("convert without --weights-only, or without --draft-model");
-            return Err(Failure::one(FailureKind::Usage, "these options do not go together", problem));
+            return Err(Failure::one(
+                FailureKind::Usage,
+                "these options do not go together",
+                problem,
+            ));
         }
         let table = model::weights_only(config.map(|c| &c.value), checkpoint.tensors())?;
         return Ok((None, table));

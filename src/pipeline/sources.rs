@@ -93,7 +93,10 @@ impl Sources {
     pub fn side_files(&self) -> Vec<SideFile> {
         let mut files = self.main.side_files().to_vec();
         if let Some(config) = self.draft_config() {
-            files.push(SideFile { path: format!("{DRAFT_FOLDER}{}", config.path), ..config.clone() });
+            files.push(SideFile {
+                path: format!("{DRAFT_FOLDER}{}", config.path),
+                ..config.clone()
+            });
         }
         files.sort_by(|a, b| a.path.cmp(&b.path));
         files
@@ -128,7 +131,9 @@ impl Sources {
         let mut all = self.main.hash_files(cancel, progress)?;
         if let Some(draft) = &self.draft {
             let digests = draft.hash_files(cancel, progress)?.into_iter();
-            all.extend(digests.map(|d| FileDigest { path: format!("{DRAFT_FOLDER}{}", d.path), ..d }));
+            all.extend(
+                digests.map(|d| FileDigest { path: format!("{DRAFT_FOLDER}{}", d.path), ..d }),
+            );
             all.sort_by(|a, b| a.path.cmp(&b.path));
         }
         Ok(all)

@@ -84,8 +84,11 @@ impl<'n> Shapes<'n> {
         }
         let mut help = Vec::new();
         if self.matches_any(pattern, !logical) {
-            let (what, key) =
-                if logical { ("names in the checkpoint", "match") } else { ("logical names", "weight") };
+            let (what, key) = if logical {
+                ("names in the checkpoint", "match")
+            } else {
+                ("logical names", "weight")
+            };
             help.push(format!("it matches {what}: those are selected by `{key}`"));
             return help;
         }
@@ -103,8 +106,12 @@ impl<'n> Shapes<'n> {
                 return help;
             }
         }
-        let samples: Vec<&str> =
-            self.by_shape(logical).values().filter_map(|names| names.first().copied()).take(3).collect();
+        let samples: Vec<&str> = self
+            .by_shape(logical)
+            .values()
+            .filter_map(|names| names.first().copied())
+            .take(3)
+            .collect();
         help.push(format!("names here look like {}", list(&samples, 3)));
         help
     }
@@ -310,9 +317,8 @@ pub(super) fn problem(
     let logical = by_name > 0 || rule.patterns.is_empty();
     let idle = if logical { (by_weight, &rule.weights) } else { (by_name, &rule.patterns) };
     if aliases > 0 {
-        problem = problem.help(
-            "the draft's embedding serves only as its head: class = \"lm_head\" selects it",
-        );
+        problem = problem
+            .help("the draft's embedding serves only as its head: class = \"lm_head\" selects it");
     } else if idle.0 == 0 && !idle.1.is_empty() {
         let many = idle.1.len() > 1;
         for pattern in idle.1.iter().take(3) {
@@ -345,7 +351,11 @@ pub(super) fn problem(
         }
     }
     let problem = problem.help("optional = true lets a rule decide nothing");
-    let label = if rule.patterns.len().max(rule.weights.len()) > 1 { "and the other patterns of this rule" } else { "" };
+    let label = if rule.patterns.len().max(rule.weights.len()) > 1 {
+        "and the other patterns of this rule"
+    } else {
+        ""
+    };
     place.mark(problem, label)
 }
 

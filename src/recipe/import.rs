@@ -47,15 +47,17 @@ const QUANTISERS: [(&str, Option<&str>); 7] = [
     ("rtn", None),
     ("cast", None),
     ("gptq", Some("it fits codes to the inputs of a calibration run, and this program has none")),
-    ("awq", Some("it scales columns by the inputs of a calibration run, and this program has none")),
+    (
+        "awq",
+        Some("it scales columns by the inputs of a calibration run, and this program has none"),
+    ),
     ("autoround", Some("it trains offsets on a calibration run, and this program has none")),
     ("paroquant", Some("it trains rotations on a calibration run, and this program has none")),
     ("ggml", Some("llama.cpp's block types are found by its own searches, which are not here")),
 ];
 
 /// llama.cpp's non-linear 4-bit codebook (`kvalues_iq4nl`), which recipes there call `iq4nl`.
-const IQ4NL: [i16; 16] =
-    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+const IQ4NL: [i16; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Codebooks that both languages know by name.
 const TABLES: [&str; 3] = ["nf4", "binary", "ternary"];
@@ -172,8 +174,10 @@ impl Line<'_> {
             }
             Some((name, Some(why))) => {
                 let message = format!("`{name}` cannot be imported: {why}");
-                let help = "rtn with the same grid stores the same planes from rounded values";
-                self.problem(&quantiser.span, message, &[help.to_owned()]);
+                let help =
+                    "rtn on the same grid stores the same planes, rounded to nearest".to_owned();
+                let help: &[String] = if *name == "ggml" { &[] } else { &[help] };
+                self.problem(&quantiser.span, message, help);
                 return None;
             }
             Some(("cast", _)) => self.cast(&settings, &quantiser.span)?,
@@ -371,7 +375,8 @@ impl Line<'_> {
             (Some(group), None) => match integer(&group.value) {
                 Some(n) if n > 0 => Some(Some([1, n])),
                 _ => {
-                    let message = format!("`{}` is {}, no count of columns", group.key, group.value);
+                    let message =
+                        format!("`{}` is {}, no count of columns", group.key, group.value);
                     self.problem(&group.span, message, &[]);
                     None
                 }
@@ -410,10 +415,8 @@ impl Line<'_> {
         let values = values.filter(|_| table.value.contains(';'));
         if values.is_none() {
             let message = format!("the codebook `{}` is not known here", table.value);
-            let help = format!(
-                "codebooks: {}, iq4nl, or the values joined by `;`",
-                TABLES.join(", ")
-            );
+            let help =
+                format!("codebooks: {}, iq4nl, or the values joined by `;`", TABLES.join(", "));
             self.problem(&table.span, message, &[help]);
         }
         values.map(|values| format!("[{}]", values.join(", ")))
@@ -456,12 +459,14 @@ fn expanded(
     while let Some((before, after)) = rest.split_once('$') {
         out.push_str(before);
         let (name, next) = match after.strip_prefix('{') {
-            Some(inner) => inner
-                .split_once('}')
-                .ok_or_else(|| format!("`${after}` has no closing brace"))?,
+            Some(inner) => {
+                inner.split_once('}').ok_or_else(|| format!("`${after}` has no closing brace"))?
+            }
             None => after.split_at(after.find(|c| !word(c)).unwrap_or(after.len())),
         };
-        if name.is_empty() || !name.chars().all(word) || name.starts_with(|c: char| c.is_ascii_digit())
+        if name.is_empty()
+            || !name.chars().all(word)
+            || name.starts_with(|c: char| c.is_ascii_digit())
         {
             return Err(format!("`${after}` names no variable"));
         }

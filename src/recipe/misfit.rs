@@ -89,9 +89,7 @@ pub(super) fn check(
             Some(Misfit::Router)
         }
         Method::Grid(_) if elements == 0 => Some(Misfit::Empty),
-        Method::Grid(grid)
-            if grid.fwht.is_some_and(|n| !cols.is_multiple_of(u64::from(n))) =>
-        {
+        Method::Grid(grid) if grid.fwht.is_some_and(|n| !cols.is_multiple_of(u64::from(n))) => {
             Some(Misfit::Rotation(cols, grid.fwht.map_or(0, u64::from)))
         }
         Method::Grid(_) => match group_columns(encoding) {

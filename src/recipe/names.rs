@@ -150,11 +150,7 @@ impl Matched {
         Ok(Matched { bits, counts: by_rule, by_dot })
     }
 
-    fn by_dot<'t>(
-        &self,
-        logical: bool,
-        names: &[Cow<'t, str>],
-    ) -> impl Iterator<Item = ByDot<'t>> {
+    fn by_dot<'t>(&self, logical: bool, names: &[Cow<'t, str>]) -> impl Iterator<Item = ByDot<'t>> {
         self.by_dot.iter().map(move |(rule, pattern, found)| ByDot {
             rule: *rule,
             logical,

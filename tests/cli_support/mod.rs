@@ -1,5 +1,7 @@
 //! Runs the real binary in a folder of its own.
 
+#![allow(dead_code)] // no test file uses all of it
+
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
