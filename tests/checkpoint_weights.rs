@@ -12,13 +12,14 @@ use checkpoint_support::{Model, SHARDS, Tensor, counting, file, open};
 use proptest::prelude::*;
 use radpack::checkpoint::{Checkpoint, MAX_SIDE_FILE_BYTES};
 use radpack::diag::FailureKind;
-use radpack::model::{Class, Part, Tower, Weight};
+use radpack::model::{Class, Origin, Part, Tower, Weight};
 use radpack::tensor::{DType, Shape};
 use safetensors::tensor::{TensorView, serialize};
 
 fn weight(shape: &[u64], parts: &[(&str, Option<u64>)]) -> Weight {
     Weight {
         name: "blk.0.w".into(),
+        origin: Origin::Main,
         tower: Tower::Text,
         class: Class::Linear,
         layer: 0,

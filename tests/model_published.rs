@@ -272,8 +272,10 @@ fn a_draft_head_is_named_draft_and_fits_its_own_target_only() {
             })
         );
         let head = draft.table.get("draft.output.weight").expect("head");
-        assert_eq!(head.tied_to.as_deref(), Some("draft.token_embd.weight"));
-        assert_eq!(head.class, Class::LmHead);
+        assert_eq!((head.class, head.tied_to.as_deref()), (Class::LmHead, None));
+        let embedding = draft.table.get("draft.token_embd.weight").expect("embedding");
+        assert_eq!(embedding.tied_to.as_deref(), Some("draft.output.weight"));
+        assert!(embedding.is_alias(), "nothing reads it by row");
         assert!(draft.spec.text.layers.iter().all(|l| l.attention.kv == KvSource::Target));
         let ordered = draft.spec.draft.expect("draft").ordered;
         assert_eq!(ordered.is_some(), size.starts_with('E'), "{size}");

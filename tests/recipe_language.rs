@@ -310,20 +310,42 @@ fn every_built_in_recipe_reads_and_is_explained() {
     let names: Vec<&str> = recipe::list().iter().map(|b| b.name).collect();
     assert_eq!(
         names,
-        ["bf16", "int8-g128", "w8a16", "fp8-dynamic", "fp8-block", "nvfp4", "w4a16-g32", "mxfp4"]
+        [
+            "bf16",
+            "int8-g128",
+            "w8a16",
+            "fp8-dynamic",
+            "fp8-block",
+            "nvfp4",
+            "w4a16-g32",
+            "mxfp4",
+            "gemma-4/bf16",
+            "gemma-4/rbln-w8a16-x16",
+            "gemma-4/rbln-bucketing",
+            "gemma-4/radiance-i8g",
+            "gemma-4/nvfp4",
+            "gemma-4/fp8-dynamic",
+            "gemma-4/fp8-block",
+            "gemma-4/w4a16-g32",
+        ]
     );
     for builtin in recipe::list() {
         let recipe = builtin.recipe().unwrap_or_else(|failure| panic!("{failure}"));
         assert_eq!(recipe.name, builtin.name);
         assert!(builtin.about().len() > 40, "{}", builtin.name);
-        assert_eq!(recipe.rules.len(), 1);
+        let rules = if builtin.name == "gemma-4/radiance-i8g" { 3 } else { 1 };
+        assert_eq!(recipe.rules.len(), rules, "{}", builtin.name);
         assert_eq!(parse(&recipe.to_toml()), recipe);
     }
-    let files =
-        std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/recipes")).expect("recipes/");
-    let texts = files
-        .filter(|f| f.as_ref().is_ok_and(|f| f.path().extension().is_some_and(|e| e == "toml")));
-    assert_eq!(texts.count(), names.len(), "every file of recipes/ is compiled in");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/recipes");
+    let texts = |folder: &str| {
+        let files = std::fs::read_dir(format!("{root}/{folder}")).expect("recipes/");
+        let toml = |f: &std::io::Result<std::fs::DirEntry>| {
+            f.as_ref().is_ok_and(|f| f.path().extension().is_some_and(|e| e == "toml"))
+        };
+        files.filter(toml).count()
+    };
+    assert_eq!(texts("") + texts("gemma-4"), names.len(), "every file is compiled in");
 }
 
 #[test]
@@ -350,7 +372,9 @@ fn recipes_load_by_name_or_from_a_file() {
 
       recipe: "int8g128" is neither a built-in recipe nor a file
         = did you mean int8-g128?
-        = built-in recipes: bf16, int8-g128, w8a16, fp8-dynamic, fp8-block, nvfp4, w4a16-g32 and mxfp4
+        = built-in recipes: bf16, int8-g128, w8a16, fp8-dynamic, fp8-block, nvfp4, w4a16-g32, mxfp4,
+          gemma-4/bf16, gemma-4/rbln-w8a16-x16, gemma-4/rbln-bucketing, gemma-4/radiance-i8g,
+          gemma-4/nvfp4, gemma-4/fp8-dynamic, gemma-4/fp8-block and gemma-4/w4a16-g32
 
     1 problem
     "#);
@@ -474,6 +498,7 @@ fn rules() -> impl Strategy<Value = String> {
             r#"{ codes = "fp6_e2m3", block = [2, 8], scale = "f32", scale2 = "bf16" }"#.to_owned(),
             r#"{ codes = "u16", zero = "u16", scale = "f16" }"#.to_owned(),
             r#"{ table = [-1.5, 3e-20, 0.1, 7] }"#.to_owned(),
+            r#"{ codes = "i4", group = 64, transform = "fwht64", clamp = "sym" }"#.to_owned(),
         ])
         .collect();
     (

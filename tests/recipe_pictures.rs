@@ -24,16 +24,16 @@ fn a_misspelt_key_is_shown_with_the_nearest_one() {
         3 | mach = "*.weight"
           | ^^^^ unknown key
         = did you mean `match`?
-        = keys of [[quantize]]: match, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional and whole_groups
+        = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
+          share_scale, optional, whole_groups and keep_vectors
       recipe: [[quantize]] has no key `encodng`
          --> mine.toml:4:1
           |
         4 | encodng = "int8-g128"
           | ^^^^^^^ unknown key
         = did you mean `encoding`?
-        = keys of [[quantize]]: match, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional and whole_groups
+        = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
+          share_scale, optional, whole_groups and keep_vectors
 
     2 problems
     "#);
@@ -82,16 +82,16 @@ fn keys_of_other_tools_are_translated() {
         3 | targets = ["Linear"]
           | ^^^^^^^ unknown key
         = here it is `match`
-        = keys of [[quantize]]: match, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional and whole_groups
+        = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
+          share_scale, optional, whole_groups and keep_vectors
       recipe: [[quantize]] has no key `scheme`
          --> mine.toml:4:1
           |
         4 | scheme = "W8A16"
           | ^^^^^^ unknown key
         = here it is `encoding`
-        = keys of [[quantize]]: match, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional and whole_groups
+        = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
+          share_scale, optional, whole_groups and keep_vectors
       recipe: [[quantize]] has no key `ignore`
          --> mine.toml:5:1
           |
@@ -99,8 +99,8 @@ fn keys_of_other_tools_are_translated() {
           | ^^^^^^ unknown key
         = here it is a rule with encoding = "keep" before the others; weights that no rule selects are
           kept anyway
-        = keys of [[quantize]]: match, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional and whole_groups
+        = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
+          share_scale, optional, whole_groups and keep_vectors
       recipe: [graphs] has no key `attn_impl`
          --> mine.toml:7:1
           |
@@ -202,7 +202,7 @@ fn a_missing_schema_and_a_rule_that_says_nothing() {
           |
         3 | [[quantize]]
           | ^^^^^^^^^^^^ selects nothing by name, tower or class
-        = add `match`, `tower` or `class`; match = "*" selects every weight
+        = add `match`, `weight`, `tower` or `class`; match = "*" selects every weight
       recipe: a rule without `encoding`
          --> mine.toml:3:1
           |

@@ -116,7 +116,7 @@ pub struct Source {
 /// A file of the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SourceFile {
-    /// Path inside the checkpoint, with `/`.
+    /// Path inside the checkpoint, with `/`; one of a merged draft model stands under `draft/`.
     pub path: String,
     /// Length.
     pub bytes: u64,
@@ -203,7 +203,7 @@ pub struct WeightRecord {
 /// A tensor, or one index of its first dimension.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct WeightSource {
-    /// Name in the checkpoint.
+    /// Name in the checkpoint; one of a merged draft model stands after `draft.`.
     pub tensor: String,
     /// The tensor's whole shape there; a scalar's is empty.
     pub shape: Vec<u64>,
@@ -215,7 +215,7 @@ pub struct WeightSource {
 /// A tensor that was left out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UnusedTensor {
-    /// Name in the checkpoint.
+    /// Name in the checkpoint; one of a merged draft model stands after `draft.`.
     pub tensor: String,
     /// Why.
     pub reason: String,
@@ -224,7 +224,7 @@ pub struct UnusedTensor {
 /// A file that is carried along.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SideFile {
-    /// Path inside the checkpoint, with `/`.
+    /// Path inside the checkpoint, with `/`; one of a merged draft model stands under `draft/`.
     pub path: String,
     /// Length; a file of no bytes has no entry.
     pub bytes: u64,

@@ -30,7 +30,7 @@ pub enum Command {
     Extract(Extract),
     /// Write an artifact as a Hugging Face folder.
     Export(Export),
-    /// List, show and check recipes.
+    /// List, show, check and import recipes.
     Recipes(Recipes),
     /// Print a completion script for a shell.
     Completions(Completions),
@@ -85,6 +85,9 @@ pub struct Convert {
     #[arg(short, long, value_name = "OUT.rad", value_hint = ValueHint::FilePath)]
     #[arg(required_unless_present = "dry_run")]
     pub output: Option<PathBuf>,
+    /// A draft model whose weights go into the same file under `draft.`: what SOURCE can be.
+    #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
+    pub draft_model: Option<String>,
     /// A built-in recipe's name or a recipe file [default: int8-g128].
     #[arg(long, value_name = "NAME|FILE")]
     pub recipe: Option<String>,
@@ -117,6 +120,9 @@ pub struct Validate {
     /// Derive every weight again from this source under the stored recipe, and compare.
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
     pub against: Option<String>,
+    /// The draft model that was merged in.
+    #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath, requires = "against")]
+    pub draft_model: Option<String>,
     /// Common switches.
     #[command(flatten)]
     pub common: Common,
@@ -210,6 +216,12 @@ pub enum RecipesAction {
         /// Recipe files or built-in names.
         #[arg(required = true)]
         recipes: Vec<String>,
+    },
+    /// Translate a text recipe of radiance (PATTERN QUANTISER KEY=VALUE …) and print it as TOML.
+    Import {
+        /// The text recipe.
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: String,
     },
 }
 

@@ -9,9 +9,9 @@ use std::time::Instant;
 use radpack::artifact::digests;
 use radpack::artifact::errors::WeightError;
 use radpack::diag::{Failure, FailureKind, Result, count, size};
-use radpack::model::ModelSpec;
+use radpack::model::{ModelSpec, Origin};
 use radpack::pipeline::{self, ConvertOptions, Plan, Request};
-use radpack::recipe::{Assigned, EncodingChoice, Method, Use};
+use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Use};
 
 use super::args::Convert;
 use super::documents::{
@@ -34,10 +34,7 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
     let Some(out) = &args.output else {
         return Err(Failure::plain(FailureKind::Usage, "an output is needed: -o OUT.rad"));
     };
-    let bars = Bars::new(
-        plan.checkpoint.files().iter().map(|f| f.bytes).sum(),
-        plan.assignment.total.source_bytes,
-    );
+    let bars = Bars::new(plan.sources.bytes(), plan.assignment.total.source_bytes);
     let started = Instant::now();
     let options = ConvertOptions {
         threads: request::threads(&args.common),
@@ -76,10 +73,10 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
 
 fn plan(args: &Convert) -> Result<Plan> {
     let recipe = request::recipe(args.recipe.as_deref(), &args.sets)?;
-    let checkpoint = request::source(&args.source)?;
+    let sources = request::sources(&args.source, args.draft_model.as_deref())?;
     let request =
         Request { weights_only: args.weights_only, tokenizer_required: !args.no_tokenizer };
-    pipeline::plan(checkpoint, recipe, request)
+    pipeline::plan(sources, recipe, request)
 }
 
 fn nothing_written(mut failure: Failure) -> Failure {
@@ -144,12 +141,16 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
     let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let free = pipeline::free_bytes(folder)
         .map_or(String::new(), |f| format!(" (free there: {})", size(f)));
+    let (file, planes) = (plan.layout.file_bytes(), plan.assignment.total.stored_bytes);
     let _ = writeln!(
         text,
-        "writes    {}, {}{free}\nnothing was written",
+        "writes    {}, {}{free}\n          weights {} + tables, side files and alignment {}",
         out.display(),
-        size(plan.layout.file_bytes())
+        size(file),
+        size(planes),
+        size(file.saturating_sub(planes))
     );
+    text.push_str("nothing was written\n");
     text.push('\n');
     text.push_str(&weights(plan));
     output.text(&text)
@@ -158,23 +159,33 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
 /// `NAME-RECIPE.rad` in lower case, as a suggestion.
 fn default_output(plan: &Plan) -> PathBuf {
     let recipe = plan.recipe.name.rsplit('/').next().unwrap_or_default();
-    let name = format!("{}-{recipe}.rad", plan.checkpoint.display_name()).to_lowercase();
+    let name = format!("{}-{recipe}.rad", plan.sources.main.display_name()).to_lowercase();
     PathBuf::from(name.rsplit('/').next().unwrap_or("out.rad"))
 }
 
 fn describe_model(plan: &Plan) -> String {
-    let tensors = plan.checkpoint.tensors().len() as u64;
+    let (main, draft) = plan.sources.tensors();
+    let tensors = main + draft.unwrap_or(0);
     let unused = plan.table.unused.len() as u64;
     let claimed = match unused {
         0 => "all claimed".to_owned(),
         n => format!("{} claimed, {} unused", count(tensors - n.min(tensors)), count(n)),
     };
+    let shown = match draft {
+        None => count(main),
+        Some(draft) => format!("{} + {}", count(main), count(draft)),
+    };
+    // What the model has: not its draft, and a tied table once, however often it is stored.
+    let own = plan.assignment.weights.iter().filter(|a| a.fate != Fate::LeftOut);
+    let own = own.filter_map(|a| plan.table.weights.get(a.weight));
+    let own = own.filter(|w| w.origin == Origin::Main && w.tied_to.is_none());
+    let elements: u64 = own.filter_map(|w| w.shape.elements()).sum();
     let layers = plan.spec.as_ref().map_or("weights only".to_owned(), describe_layers);
     format!(
         "{} · {layers} · {} parameters · {} tensors, {claimed}",
-        plan.checkpoint.display_name(),
-        parameters(plan.assignment.total.elements),
-        count(tensors)
+        plan.sources.main.display_name(),
+        parameters(elements),
+        shown
     )
 }
 
@@ -282,8 +293,8 @@ fn from(weight: &radpack::model::Weight) -> Vec<String> {
         .parts
         .iter()
         .map(|p| match p.index {
-            Some(i) => format!("{}[{i}]", p.tensor),
-            None => p.tensor.clone(),
+            Some(i) => format!("{}[{i}]", weight.tensor_name(p)),
+            None => weight.tensor_name(p).into_owned(),
         })
         .collect()
 }

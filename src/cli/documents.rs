@@ -276,6 +276,8 @@ pub struct ExportDocument {
     pub bytes: u64,
     /// Side files.
     pub side_files: usize,
+    /// Weights of a merged draft model that were left out.
+    pub draft_weights: usize,
 }
 
 /// `radpack recipes list`

@@ -26,6 +26,7 @@ pub fn run(args: &Export, output: &Output) -> Result<ExitCode> {
             shards: exported.shards,
             bytes: exported.bytes,
             side_files: exported.side_files,
+            draft_weights: exported.draft_weights,
         })?;
     } else {
         output.text(&format!(
@@ -37,6 +38,12 @@ pub fn run(args: &Export, output: &Output) -> Result<ExitCode> {
             size(exported.bytes),
             exported.side_files,
         ))?;
+    }
+    if exported.draft_weights > 0 {
+        output.note(&format!(
+            "left out  {} weights of the draft model, which is a checkpoint of its own",
+            count(exported.draft_weights as u64)
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use radpack::diag::{Failure, FailureKind, Result};
+use radpack::diag::{Failure, FailureKind, Result, SourceText};
 use radpack::recipe::{self, Recipe};
 
 use super::args::{Recipes, RecipesAction};
@@ -10,12 +10,13 @@ use super::documents::{RecipeDocument, RecipesDocument};
 use super::output::Output;
 use super::table::{Align, table};
 
-/// Lists, shows or checks recipes.
+/// Lists, shows, checks or imports recipes.
 pub fn run(args: &Recipes, output: &Output) -> Result<ExitCode> {
     match &args.action {
         None | Some(RecipesAction::List) => list(output)?,
         Some(RecipesAction::Show { recipe }) => show(recipe, output)?,
         Some(RecipesAction::Check { recipes }) => check(recipes, output)?,
+        Some(RecipesAction::Import { file }) => import(file, output)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -67,6 +68,16 @@ fn check(names: &[String], output: &Output) -> Result<()> {
         .iter()
         .map(|d| format!("{}: ok, {} rules, sha256 {}\n", d.name, d.rules, d.sha256));
     output.text(&lines.collect::<String>())
+}
+
+fn import(file: &str, output: &Output) -> Result<()> {
+    let text = recipe::import_file(file, &|name| std::env::var(name).ok())?;
+    if output.json() {
+        let source = SourceText { name: format!("{file} as TOML"), text };
+        let recipe = Recipe::parse(source.into())?;
+        return print(vec![document(&recipe, file, recipe.description.clone())], output);
+    }
+    output.text(&text)
 }
 
 fn document(recipe: &Recipe, name: &str, about: String) -> RecipeDocument {

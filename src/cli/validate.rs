@@ -86,13 +86,20 @@ fn against(
                 .help("only files that radpack wrote can be derived again");
         return Err(Failure::one(FailureKind::Refused, "there is nothing to compare", problem));
     };
-    let checkpoint = request::source(source)?;
+    let drafted = manifest.source.files.iter().any(|f| f.path.starts_with(pipeline::DRAFT_FOLDER));
+    if drafted != args.draft_model.is_some() {
+        let (message, help) = if drafted {
+            ("the file holds a draft model", "--draft-model SOURCE names the one it was made from")
+        } else {
+            ("the file holds no draft model", "leave --draft-model out")
+        };
+        let problem = Diagnostic::new("against", message).help(help);
+        return Err(Failure::one(FailureKind::Usage, "there is nothing to compare", problem));
+    }
+    let sources = request::sources(source, args.draft_model.as_deref())?;
     let weights_only = manifest.model.family.is_none();
-    let plan = pipeline::plan_of(artifact, checkpoint, weights_only)?;
-    let bars = Bars::new(
-        plan.checkpoint.files().iter().map(|f| f.bytes).sum(),
-        plan.assignment.total.source_bytes,
-    );
+    let plan = pipeline::plan_of(artifact, sources, weights_only)?;
+    let bars = Bars::new(plan.sources.bytes(), plan.assignment.total.source_bytes);
     let options =
         ConvertOptions { threads, progress: &bars, cancelled: request::stop_on_signals() };
     let comparison = pipeline::compare(&plan, artifact, &args.file, options);

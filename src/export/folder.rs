@@ -28,6 +28,8 @@ pub struct Exported {
     pub bytes: u64,
     /// Side files.
     pub side_files: usize,
+    /// Weights of a merged draft model that were left out: it is a checkpoint of its own.
+    pub draft_weights: usize,
 }
 
 pub(super) fn write(
@@ -78,6 +80,7 @@ pub(super) fn write(
         shards: shards.len(),
         bytes,
         side_files,
+        draft_weights: plan.draft_weights,
     })
 }
 

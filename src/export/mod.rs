@@ -19,6 +19,7 @@ use std::path::Path;
 use crate::artifact::manifest::{Manifest, WeightRecord};
 use crate::artifact::{Artifact, layout as names};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result, list};
+use crate::model::DRAFT_PREFIX;
 use crate::recipe::Recipe;
 
 use config::Groups;
@@ -69,6 +70,11 @@ pub fn export(
             // It repeats the weight that it is tied to.
             continue;
         }
+        if record.from.iter().any(|part| part.tensor.starts_with(DRAFT_PREFIX)) {
+            // A merged draft model is a checkpoint of its own.
+            plan.draft_weights += 1;
+            continue;
+        }
         match record.from.as_slice() {
             [part] if part.index.is_some() => {
                 let index = part.index.unwrap_or(0);
@@ -116,6 +122,8 @@ struct Plan<'a> {
     groups: Groups,
     /// A head that was tied is stored on its own, so the configuration must not tie it.
     untied_head: bool,
+    /// Weights of a merged draft model, which the folder leaves out.
+    draft_weights: usize,
     /// Weights that the format cannot say, by reason.
     refused: BTreeMap<String, Vec<String>>,
 }

@@ -7,7 +7,7 @@ use crate::diag::{self, Diagnostic, FailureKind, Problems, count};
 use crate::tensor::{DType, Shape, TensorInfo};
 
 use super::names::{collapse, ranges};
-use super::weights::{Class, Part, Tower, Weight, WeightTable};
+use super::weights::{Class, Origin, Part, Tower, Weight, WeightTable};
 
 /// How many missing or unclaimed names get a search for similar names; the search is quadratic.
 const SUGGESTIONS: usize = 16;
@@ -229,6 +229,7 @@ impl<'a> Census<'a> {
     ) -> usize {
         self.table.weights.push(Weight {
             name: format!("{}{to}", s.to),
+            origin: Origin::Main,
             tower: s.tower,
             class,
             layer: s.layer,
@@ -256,6 +257,7 @@ impl<'a> Census<'a> {
     ) {
         self.table.weights.push(Weight {
             name: format!("{}{to}.{expert}.weight", s.to),
+            origin: Origin::Main,
             tower: s.tower,
             class: Class::Expert,
             layer: s.layer,
@@ -342,12 +344,22 @@ impl<'a> Census<'a> {
 
     /// A head that repeats the embedding table `embedding`. A copy stored as `duplicate` is left out.
     pub(super) fn tie(&mut self, embedding: Option<usize>, to: &str, duplicate: &str) {
-        let Some(source) = embedding.and_then(|i| self.table.weights.get(i)) else { return };
-        let tied = source.name.clone();
+        self.repeat(embedding, to, Class::LmHead, duplicate);
+    }
+
+    /// An embedding table that serves as the head `head` and as nothing else: another name for it. A copy stored as
+    /// `duplicate` is left out.
+    pub(super) fn head_only(&mut self, head: Option<usize>, to: &str, duplicate: &str) {
+        self.repeat(head, to, Class::Embedding, duplicate);
+    }
+
+    fn repeat(&mut self, of: Option<usize>, to: &str, class: Class, duplicate: &str) {
+        let Some(source) = of.and_then(|i| self.table.weights.get(i)) else { return };
+        let tied = if class == Class::Embedding { to.to_owned() } else { source.name.clone() };
         let head = Weight {
             name: to.to_owned(),
-            class: Class::LmHead,
-            tied_to: Some(tied.clone()),
+            class,
+            tied_to: Some(source.name.clone()),
             ..source.clone()
         };
         if let Some((name, info)) = self.tensors.get_key_value(duplicate) {

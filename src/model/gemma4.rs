@@ -347,7 +347,7 @@ fn experts(c: &mut Census, s: &Scope, moe: &MoeSpec, hidden: u64) {
 pub(super) fn draft_ends(c: &mut Census, spec: &TextSpec, prefix: &str) {
     let s = Scope { from: prefix, to: "draft.", tower: Tower::Draft, layer: -1 };
     let (v, h) = (Dim(spec.vocab_size, VOCAB), Dim(spec.hidden_size, HIDDEN));
-    let embedding = c.weight(&s, "token_embd", "embed_tokens", Class::Embedding, &[v, h]);
+    let head = c.weight(&s, "output", "embed_tokens", Class::LmHead, &[v, h]);
     c.norm(&s, "output_norm", "norm", h);
-    c.tie(embedding, "draft.output.weight", "lm_head.weight");
+    c.head_only(head, "draft.token_embd.weight", "lm_head.weight");
 }

@@ -1,8 +1,9 @@
 //! Gemma 4's draft heads (`Gemma4AssistantForCausalLM`, `Gemma4UnifiedAssistantForCausalLM`).
 //!
 //! A draft head runs beside its target: input rows are the target's embedding and hidden state, keys and values are
-//! the target's. Its own embedding table is its head only. All its weights carry `draft.`, whether it is converted
-//! alone or with its target.
+//! the target's. Its own embedding table is its head only, so `draft.output.weight` is the weight and
+//! `draft.token_embd.weight` another name for it. All its weights carry `draft.`, whether it is converted alone or with
+//! its target.
 
 use crate::diag::{Diagnostic, Problems};
 
@@ -90,10 +91,24 @@ pub fn draft_mismatches(target: &ModelSpec, draft: &ModelSpec) -> Problems {
     let Some(head) = &draft.draft else {
         problems.push(
             Diagnostic::new("draft", format!("`{}` is not a draft head", draft.model_type))
-                .help("draft heads have model_type gemma4_assistant or gemma4_unified_assistant"),
+                .help("draft heads have model_type gemma4_assistant or gemma4_unified_assistant")
+                .help("a full model that drafts with a cache of its own cannot be merged"),
         );
         return problems;
     };
+    if target.family != "gemma4" {
+        problems.push(
+            Diagnostic::new(
+                "draft",
+                format!(
+                    "the draft head reads the cache of a gemma4 model, this is {}",
+                    target.family
+                ),
+            )
+            .help("take the assistant that was published with this model"),
+        );
+        return problems;
+    }
     differ("hidden size", head.target_hidden_size, target.text.hidden_size);
     differ("vocabulary", draft.text.vocab_size, target.text.vocab_size);
     let mut seen: Vec<bool> = Vec::new();

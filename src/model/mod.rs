@@ -32,7 +32,7 @@
 //! | `audio.blk.N.attn_{pre_norm,q,k,v,k_rel,output,post_norm}`, `….per_dim_scale` | `norm_pre_attn`, `self_attn.{q,k,v}_proj`, `relative_k_proj`, `post`, `norm_post_attn`, `per_dim_scale` |
 //! | `audio.blk.N.{conv_pre_norm,conv_pw1,conv_dw,conv_norm,conv_pw2,output_norm}` | `lconv1d.{pre_layer_norm,linear_start,depthwise_conv1d,conv_norm,linear_end}`, `norm_out` |
 //! | `mm.{vision,audio}.weight`, `mm.vision_norm.weight` | `embed_{vision,audio}.embedding_projection`; Gemma 3: `multi_modal_projector.{mm_input_projection_weight,mm_soft_emb_norm}` |
-//! | `draft.…` | a draft head: its decoder as above, `draft.nextn.{pre,post}_projection.weight`, `draft.masked_embd_{centroids.weight,ordering}` |
+//! | `draft.…` | a draft head: its decoder as above (`draft.output.weight` is its embedding, which serves as head only), `draft.nextn.{pre,post}_projection.weight`, `draft.masked_embd_{centroids.weight,ordering}` |
 //!
 //! Layers number the decoder only: weights of every other tower, and of draft heads, stand at model level (-1).
 
@@ -63,7 +63,7 @@ pub use spec::{
     ProjectorSpec, RopeScaling, RopeSpec, RouterKind, SiglipTower, SpecialTokens, TextSpec,
     ValueSource, VisionEmbedder, VisionSpec, VisionTower,
 };
-pub use weights::{Class, Part, Tower, Weight, WeightTable};
+pub use weights::{Class, DRAFT_PREFIX, Origin, Part, Tower, Weight, WeightTable};
 pub use weights_only::weights_only;
 
 use std::collections::BTreeMap;

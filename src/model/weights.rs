@@ -1,5 +1,6 @@
 //! Logical weights: what an artifact stores, and which checkpoint tensors each is made of.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use crate::tensor::{DType, Shape};
@@ -74,6 +75,20 @@ impl fmt::Display for Class {
     }
 }
 
+/// Which checkpoint a weight is made from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Origin {
+    /// The source that is converted.
+    #[default]
+    Main,
+    /// The draft model that is merged into it. Both may hold tensors of the same name.
+    Draft,
+}
+
+/// What stands before the tensor names and file paths of a merged draft model, as in radiance's rad-convert
+/// (`draft.model.norm.weight`).
+pub const DRAFT_PREFIX: &str = "draft.";
+
 /// One checkpoint tensor, or one index of its first dimension, that a logical weight is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
@@ -90,6 +105,9 @@ pub struct Part {
 pub struct Weight {
     /// Logical name, e.g. `blk.7.ffn_down.weight`.
     pub name: String,
+    /// The checkpoint that holds its parts. A draft head that is converted alone is its own source, so this does not
+    /// follow from the tower.
+    pub origin: Origin,
     /// Part of the model.
     pub tower: Tower,
     /// Kind, for rules.
@@ -106,14 +124,30 @@ pub struct Weight {
     pub shape: Shape,
     /// What it is made of, at least one part.
     pub parts: Vec<Part>,
-    /// Logical name of the weight whose values this one repeats (a head tied to the embedding): stored only when its
-    /// encoding differs.
+    /// Logical name of the weight whose values this one repeats. A head tied to the embedding is stored only when its
+    /// encoding differs; an embedding that serves as a head only is never stored ([`Weight::is_alias`]).
     pub tied_to: Option<String>,
     /// Weights that an engine reads together (q, k, v; gate, up) carry the same set name, e.g. `blk.7.attn_qkv`; an
     /// encoding with a per-tensor scale shares it over the set.
     pub fused_set: Option<String>,
     /// Whether ±infinity is a legal value (clipping bounds).
     pub may_be_infinite: bool,
+}
+
+impl Weight {
+    /// Whether it is another name for the weight that it is tied to and never an entry of its own: the embedding of a
+    /// draft head, which nothing reads by row.
+    pub fn is_alias(&self) -> bool {
+        self.class == Class::Embedding && self.tied_to.is_some()
+    }
+
+    /// Name of a part's tensor among the tensors of both checkpoints: as it is, or with `draft.` before it.
+    pub fn tensor_name<'w>(&self, part: &'w Part) -> Cow<'w, str> {
+        match self.origin {
+            Origin::Main => Cow::Borrowed(&part.tensor),
+            Origin::Draft => Cow::Owned(format!("{DRAFT_PREFIX}{}", part.tensor)),
+        }
+    }
 }
 
 /// Every logical weight of a checkpoint and every tensor that is deliberately left out.
@@ -137,6 +171,16 @@ impl WeightTable {
             ))
         });
         self.unused.sort();
+    }
+
+    /// Adds the weights of a draft model, whose logical names all begin with `draft.`, as made from the draft's
+    /// checkpoint; its unused tensors are listed with `draft.` before their names.
+    pub fn merge_draft(&mut self, draft: WeightTable) {
+        let weights = draft.weights.into_iter();
+        self.weights.extend(weights.map(|w| Weight { origin: Origin::Draft, ..w }));
+        let unused = draft.unused.into_iter();
+        self.unused.extend(unused.map(|(name, why)| (format!("{DRAFT_PREFIX}{name}"), why)));
+        self.sort();
     }
 
     /// The weight of that logical name.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::diag::{self, Diagnostic, FailureKind, Problems};
 use crate::tensor::{MAX_RANK, Shape, TensorInfo};
 
-use super::weights::{Class, Part, Tower, Weight, WeightTable};
+use super::weights::{Class, Origin, Part, Tower, Weight, WeightTable};
 
 /// Every tensor of a checkpoint as a weight of the same name.
 ///
@@ -47,6 +47,7 @@ pub fn weights_only(
         let shape = if rank == 0 { Shape::from([1]) } else { info.shape.clone() };
         table.weights.push(Weight {
             name: name.clone(),
+            origin: Origin::Main,
             tower: Tower::Text,
             class: class(name, info),
             layer: layer(name),

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::convert::{Work, final_manifest, run, weight_errors};
-use super::{ConvertOptions, Plan, Progress, Request, plan};
+use super::{ConvertOptions, Plan, Progress, Request, Sources, plan};
 use crate::artifact::{Artifact, digests, errors, layout as names, manifest};
-use crate::checkpoint::{Checkpoint, FileDigest};
+use crate::checkpoint::FileDigest;
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, SourceText};
 use crate::quantize::Sink;
 use crate::recipe::Recipe;
@@ -32,11 +32,15 @@ pub struct Comparison {
 ///
 /// # Errors
 /// A recipe in the file that does not parse, or a source that does not fit it.
-pub fn plan_of(artifact: &Artifact, checkpoint: Checkpoint, weights_only: bool) -> Result<Plan> {
+pub fn plan_of(
+    artifact: &Artifact,
+    sources: impl Into<Sources>,
+    weights_only: bool,
+) -> Result<Plan> {
     let text = artifact.recipe().to_string();
     let source = SourceText { name: "the artifact's recipe".to_owned(), text };
     let recipe = Recipe::parse(source.into())?;
-    plan(checkpoint, recipe, Request { weights_only, tokenizer_required: false })
+    plan(sources, recipe, Request { weights_only, tokenizer_required: false })
 }
 
 /// Derives every weight again and compares it with the file's, then everything around the weights.
@@ -233,8 +237,8 @@ fn opaque(artifact: &Artifact, name: &str, derived: &[u8]) -> Option<Diagnostic>
 /// Side files and digests of the source.
 fn files(plan: &Plan, artifact: &Artifact, hashes: &[FileDigest]) -> Result<Vec<Diagnostic>> {
     let mut findings = Vec::new();
-    for file in plan.checkpoint.side_files() {
-        let bytes = plan.checkpoint.read_side_file(file)?;
+    for file in &plan.sources.side_files() {
+        let bytes = plan.sources.read_side_file(file)?;
         let name = format!("{}{}", names::FILE_PREFIX, file.path);
         let stored = artifact.find(&name).map(|e| e.plane(0)).unwrap_or_default();
         if stored != bytes {

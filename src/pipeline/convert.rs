@@ -84,7 +84,7 @@ impl<'a> Work<'a> {
     pub fn of(plan: &'a Plan) -> Result<Work<'a>> {
         let mut work = Work { weights: Vec::new(), entries: Vec::new(), jobs: Vec::new() };
         for (assigned, weight) in plan.assignment.stored(&plan.table) {
-            let source = plan.checkpoint.source(weight).map_err(|e| {
+            let source = plan.sources.source(weight).map_err(|e| {
                 Failure::plain(FailureKind::Failed, format!("cannot read {}: {e}", weight.name))
             })?;
             let entry = plan.entries.get(&assigned.weight).copied().ok_or_else(|| {
@@ -131,7 +131,7 @@ pub(super) fn run(
                     abandon.store(true, Ordering::Relaxed);
                 }
             };
-            pool.install(|| plan.checkpoint.hash_files(&abandon, &progress))
+            pool.install(|| plan.sources.hash_files(&abandon, &progress))
         });
         let encoded = execute(&work.jobs, workers, sink);
         if encoded.is_err() {
@@ -179,7 +179,7 @@ impl Sink for FileSink<'_> {
 }
 
 fn check_output(plan: &Plan, out: &Path) -> Result<()> {
-    if let Some(input) = plan.checkpoint.holds(out) {
+    if let Some(input) = plan.sources.holds(out) {
         let problem =
             Diagnostic::new("output", format!("{} is the source's own {input}", out.display()))
                 .help("name another output file");
@@ -242,8 +242,8 @@ fn write_opaque(writer: &Writer, name: &str, bytes: &[u8]) -> Result<()> {
 }
 
 fn write_side_files(plan: &Plan, writer: &Writer, hashes: &[FileDigest]) -> Result<()> {
-    for file in plan.checkpoint.side_files() {
-        let bytes = plan.checkpoint.read_side_file(file)?;
+    for file in &plan.sources.side_files() {
+        let bytes = plan.sources.read_side_file(file)?;
         let hashed = hashes.iter().find(|h| h.path == file.path).map(|h| h.sha256);
         if hashed.is_some_and(|h| h != digests::sha256([bytes.as_slice()])) {
             let what = format!("{} changed while it was read", file.path);
@@ -297,7 +297,8 @@ fn explain(plan: &Plan, work: &Work<'_>, error: ExecuteError) -> Failure {
             let problems = found
                 .iter()
                 .filter_map(|at| {
-                    Some(rejected(&plan.checkpoint, work.weight(plan, at.job)?, &at.error))
+                    let weight = work.weight(plan, at.job)?;
+                    Some(rejected(plan.sources.of(weight).ok()?, weight, &at.error))
                 })
                 .collect();
             Failure {
@@ -357,7 +358,11 @@ fn place_of(checkpoint: &Checkpoint, weight: &Weight, mut rest: u64) -> String {
         };
         if rest < each {
             let element = part.index.unwrap_or(0) * each + rest;
-            return format!("{} of {}", index_of(element, info.shape.extents()), part.tensor);
+            return format!(
+                "{} of {}",
+                index_of(element, info.shape.extents()),
+                weight.tensor_name(part)
+            );
         }
         rest -= each;
     }

@@ -1,7 +1,7 @@
 //! The calls in order: a source and a recipe become a [`Plan`]; a plan becomes a file, or is compared with one.
 //!
 //! ```text
-//! Checkpoint::open ─┐
+//! Checkpoint::open ─┐  (Sources: with a draft model, two)
 //! Recipe::parse ────┴─ plan ─┬─ convert ─ OUT.rad
 //!                            └─ compare ─ findings
 //! ```
@@ -10,11 +10,13 @@ mod compare;
 mod convert;
 mod disk;
 mod plan;
+mod sources;
 
 pub use compare::{Comparison, compare, plan_of};
 pub use convert::{ConvertOptions, Converted, convert};
 pub use disk::free_bytes;
 pub use plan::{Plan, Request, plan};
+pub use sources::{DRAFT_FOLDER, Sources};
 
 /// Told how far a run is. Calls come from several threads.
 pub trait Progress: Sync {

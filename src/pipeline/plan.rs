@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::sources::Sources;
 use crate::artifact::manifest::Manifest;
 use crate::artifact::{
     self, Contents, EntrySpec, Layout, digests, errors, layout as names, manifest, metadata,
@@ -29,8 +30,8 @@ pub struct Request {
 /// Every noun up to the layout of the file: it can be printed, executed, or compared with a file.
 #[derive(Debug)]
 pub struct Plan {
-    /// The source.
-    pub checkpoint: Checkpoint,
+    /// The checkpoints.
+    pub sources: Sources,
     /// The recipe with all overrides.
     pub recipe: Recipe,
     /// What the model is; none for a weights-only conversion.
@@ -49,17 +50,18 @@ pub struct Plan {
     pub warnings: Vec<Diagnostic>,
 }
 
-/// Plans a conversion.
+/// Plans a conversion of a checkpoint, or of a checkpoint with a draft model.
 ///
 /// # Errors
-/// Every reason why the source, the recipe and the container do not fit, found without reading weight data.
-pub fn plan(checkpoint: Checkpoint, recipe: Recipe, request: Request) -> Result<Plan> {
-    checkpoint.refuse_quantized()?;
-    let (spec, table) = understand(&checkpoint, request.weights_only)?;
-    let (assignment, mut warnings) = decide(&checkpoint, &recipe, &table, request)?;
+/// Every reason why the sources, the recipe and the container do not fit, found without reading weight data.
+pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Result<Plan> {
+    let sources = sources.into();
+    sources.refuse_quantized()?;
+    let (spec, table) = understand(&sources, request.weights_only)?;
+    let (assignment, mut warnings) = decide(&sources, &recipe, &table, request)?;
     warnings.extend(assignment.warnings.iter().cloned());
     let contents = Parts {
-        checkpoint: &checkpoint,
+        sources: &sources,
         recipe: &recipe,
         spec: spec.as_ref(),
         table: &table,
@@ -73,16 +75,26 @@ pub fn plan(checkpoint: Checkpoint, recipe: Recipe, request: Request) -> Result<
         .stored(&table)
         .filter_map(|(a, w)| Some((a.weight, *positions.get(w.name.as_str())?)))
         .collect();
-    Ok(Plan { checkpoint, recipe, spec, table, assignment, manifest, layout, entries, warnings })
+    Ok(Plan { sources, recipe, spec, table, assignment, manifest, layout, entries, warnings })
 }
 
-/// The model's weights: by family, or by name alone.
-fn understand(
-    checkpoint: &Checkpoint,
-    weights_only: bool,
-) -> Result<(Option<ModelSpec>, WeightTable)> {
+/// The model's weights: by family, or by name alone. Those of a draft model stand among them.
+fn understand(sources: &Sources, weights_only: bool) -> Result<(Option<ModelSpec>, WeightTable)> {
+    let checkpoint = &sources.main;
     let config = checkpoint.config();
     if weights_only {
+        if sources.draft.is_some() {
+            let problem = Diagnostic::new(
+                "draft",
+                "whether a draft head fits follows from the families, which --weights-only does not ask",
+            )
+            .help("convert without --weights-only, or without --draft-model");
+            return Err(Failure::one(
+                FailureKind::Usage,
+                "these options do not go together",
+                problem,
+            ));
+        }
         let table = model::weights_only(config.map(|c| &c.value), checkpoint.tensors())?;
         return Ok((None, table));
     }
@@ -99,19 +111,41 @@ fn understand(
             problem,
         ));
     };
-    let model = model::read(&config.value, Some(&config.text), checkpoint.tensors())?;
+    let mut model = model::read(&config.value, Some(&config.text), checkpoint.tensors())?;
+    if let Some(draft) = &sources.draft {
+        model.table.merge_draft(understand_draft(draft, &model.spec)?);
+    }
     Ok((Some(model.spec), model.table))
+}
+
+/// The weights of a draft model that fits its target.
+fn understand_draft(draft: &Checkpoint, target: &ModelSpec) -> Result<WeightTable> {
+    let headline = "this draft model cannot be merged";
+    let Some(config) = draft.config() else {
+        let problem = Diagnostic::new(
+            "draft",
+            "the draft model has no config.json, which says what the tensors mean",
+        )
+        .help("pass the folder of the assistant that was published with this model");
+        return Err(Failure::one(FailureKind::Refused, headline, problem));
+    };
+    // The spec first: a model that is no draft is told so, whatever else may be wrong with it.
+    let spec = model::read_spec(&config.value, Some(&config.text))?;
+    model::draft_mismatches(target, &spec).finish(FailureKind::Refused, headline, ())?;
+    Ok(model::read(&config.value, Some(&config.text), draft.tensors())?.table)
 }
 
 /// One method for every weight, and the checks that need no recipe; problems of both together.
 fn decide(
-    checkpoint: &Checkpoint,
+    sources: &Sources,
     recipe: &Recipe,
     table: &WeightTable,
     request: Request,
 ) -> Result<(Assignment, Vec<Diagnostic>)> {
     let mut problems = Problems::new();
+    let checkpoint = &sources.main;
     let mut warnings = checkpoint.notes().to_vec();
+    warnings.extend(sources.draft.iter().flat_map(|d| d.notes()).cloned());
 
     let rows = table.get("token_embd.weight").and_then(|w| w.shape.extents().first().copied());
     // Without a family nobody knows that the source is a language model.
@@ -166,7 +200,7 @@ fn rows_too_long<'a>(
 
 /// What the contents of the file are made from.
 struct Parts<'a> {
-    checkpoint: &'a Checkpoint,
+    sources: &'a Sources,
     recipe: &'a Recipe,
     spec: Option<&'a ModelSpec>,
     table: &'a WeightTable,
@@ -177,19 +211,21 @@ impl Parts<'_> {
     fn contents(&self, manifest: &Manifest) -> Result<Contents> {
         let absent = Value::Object(serde_json::Map::new());
         let value = |file: Option<&crate::checkpoint::JsonFile>| file.map(|f| f.value.clone());
-        let config = value(self.checkpoint.config()).unwrap_or(absent);
+        let main = &self.sources.main;
+        let config = value(main.config()).unwrap_or(absent);
         let identity = metadata::identity(&config);
-        let (generation, preprocessor, video) = (
-            value(self.checkpoint.generation_config()),
-            value(self.checkpoint.preprocessor_config()),
-            value(self.checkpoint.video_preprocessor_config()),
+        let (generation, preprocessor, video, draft) = (
+            value(main.generation_config()),
+            value(main.preprocessor_config()),
+            value(main.video_preprocessor_config()),
+            value(self.sources.draft.as_ref().and_then(|d| d.config())),
         );
         let rows = metadata::rows(&metadata::Sources {
             config: &config,
             generation: generation.as_ref(),
             preprocessor: preprocessor.as_ref(),
             video_preprocessor: video.as_ref(),
-            draft: None,
+            draft: draft.as_ref(),
             set: &[],
             tool_version: env!("CARGO_PKG_VERSION"),
             devices: 1,
@@ -197,7 +233,7 @@ impl Parts<'_> {
         let mut entries: Vec<EntrySpec> =
             self.assignment.stored(self.table).map(|(a, w)| weight_entry(a, w)).collect();
         // An empty file has no bytes to store: the manifest alone tells of it.
-        let files = self.checkpoint.side_files().iter().filter(|f| f.bytes > 0);
+        let files = self.sources.side_files().into_iter().filter(|f| f.bytes > 0);
         entries.extend(
             files.map(|f| EntrySpec::opaque(format!("{}{}", names::FILE_PREFIX, f.path), f.bytes)),
         );
@@ -230,18 +266,18 @@ impl Parts<'_> {
 
     fn manifest(&self) -> Manifest {
         let zero = manifest::Sha256Hex::default();
-        let side = self.checkpoint.side_files().iter().map(|f| manifest::SideFile {
-            path: f.path.clone(),
-            bytes: f.bytes,
-            sha256: zero,
+        let side = self.sources.side_files().into_iter().map(|f| manifest::SideFile {
             entry: format!("{}{}", names::FILE_PREFIX, f.path),
-        });
-        let read = self.checkpoint.files().iter().map(|f| manifest::SourceFile {
-            path: f.path.clone(),
+            path: f.path,
             bytes: f.bytes,
             sha256: zero,
         });
-        let hub = self.checkpoint.hub();
+        let read = self.sources.files().into_iter().map(|(path, bytes)| manifest::SourceFile {
+            path,
+            bytes,
+            sha256: zero,
+        });
+        let hub = self.sources.main.hub();
         let unused = self.table.unused.iter().map(|(tensor, reason)| manifest::UnusedTensor {
             tensor: tensor.clone(),
             reason: reason.clone(),
@@ -274,7 +310,7 @@ impl Parts<'_> {
     }
 
     fn model_summary(&self) -> manifest::ModelSummary {
-        let config = self.checkpoint.config().map(|c| &c.value);
+        let config = self.sources.main.config().map(|c| &c.value);
         let text = |pointer: &str| {
             let found = config.and_then(|c| c.pointer(pointer)).and_then(Value::as_str);
             found.unwrap_or_default().to_owned()
@@ -332,7 +368,7 @@ impl Parts<'_> {
             .filter_map(|a| Some((a, self.table.weights.get(a.weight)?)))
             .map(|(a, w)| manifest::WeightRecord {
                 name: w.name.clone(),
-                from: w.parts.iter().map(|p| self.weight_source(p)).collect(),
+                from: w.parts.iter().map(|p| self.weight_source(w, p)).collect(),
                 encoding: a.encoding_name.to_string(),
                 rule: a.rule.map(|r| r as u32 + 1),
                 tied_to: w.tied_to.clone(),
@@ -343,10 +379,11 @@ impl Parts<'_> {
         records
     }
 
-    fn weight_source(&self, part: &Part) -> manifest::WeightSource {
-        let info = self.checkpoint.tensors().get(&part.tensor);
+    fn weight_source(&self, weight: &Weight, part: &Part) -> manifest::WeightSource {
+        let checkpoint = self.sources.of(weight).ok();
+        let info = checkpoint.and_then(|c| c.tensors().get(&part.tensor));
         manifest::WeightSource {
-            tensor: part.tensor.clone(),
+            tensor: weight.tensor_name(part).into_owned(),
             shape: info.map(|i| i.shape.extents().to_vec()).unwrap_or_default(),
             index: part.index,
         }

@@ -45,6 +45,14 @@ pub const BUILTINS: &[Builtin] = builtins![
     "nvfp4",
     "w4a16-g32",
     "mxfp4",
+    "gemma-4/bf16",
+    "gemma-4/rbln-w8a16-x16",
+    "gemma-4/rbln-bucketing",
+    "gemma-4/radiance-i8g",
+    "gemma-4/nvfp4",
+    "gemma-4/fp8-dynamic",
+    "gemma-4/fp8-block",
+    "gemma-4/w4a16-g32",
 ];
 
 impl Builtin {
@@ -96,16 +104,35 @@ pub fn load(name: Option<&str>) -> Result<Recipe> {
             .help("--recipe takes a built-in name or a TOML file");
         return Err(Failure::one(FailureKind::Usage, "no recipe", problem));
     }
+    Recipe::from_bytes(name, read_bytes(path)?)
+}
+
+/// The bytes of a recipe file.
+fn read_bytes(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)
         .and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes))
         .map_err(|error| Failure::io("read the recipe", path, &error))?;
     if bytes.len() as u64 > MAX_FILE {
-        let problem = Diagnostic::new(AREA, format!("{name} is larger than {}", size(MAX_FILE)))
+        let message = format!("{} is larger than {}", path.display(), size(MAX_FILE));
+        let problem = Diagnostic::new(AREA, message)
             .help("recipes are short texts; is this the file you meant?");
         return Err(Failure::one(FailureKind::Usage, "no recipe", problem));
     }
-    Recipe::from_bytes(name, bytes)
+    Ok(bytes)
+}
+
+/// The text of a recipe file.
+///
+/// # Errors
+/// A file that cannot be read, is too large, or is not UTF-8.
+pub(super) fn read_file(path: &Path) -> Result<String> {
+    String::from_utf8(read_bytes(path)?).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let problem = Diagnostic::new(AREA, format!("byte {at} is not UTF-8"));
+        let headline = format!("the recipe {} is not usable", path.display());
+        Failure::one(FailureKind::Usage, headline, problem)
+    })
 }
 
 fn unknown(name: &str) -> Failure {
@@ -113,7 +140,11 @@ fn unknown(name: &str) -> Failure {
     let mut problem =
         Diagnostic::new(AREA, format!("\"{name}\" is neither a built-in recipe nor a file"));
     let stem = name.strip_suffix(".toml").unwrap_or(name);
-    let near = nearest(stem, names.iter().copied());
+    let mut near: Vec<&str> =
+        names.iter().copied().filter(|n| n.rsplit('/').next() == Some(stem)).collect();
+    if near.is_empty() {
+        near = nearest(stem, names.iter().copied());
+    }
     if !near.is_empty() {
         problem = problem.help(format!("did you mean {}?", listed(&near, 3)));
     }

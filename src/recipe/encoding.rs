@@ -9,6 +9,8 @@
 //! | `scale` | `bf16` `f16` `f32`; `e8m0` (powers of two); `fp8_e4m3` or an 8-bit integer under `scale2` | `bf16` |
 //! | `scale2` | `f32` `bf16` `f16`, or `{ dtype, block }` | none |
 //! | `zero` | an unsigned integer at least as wide as `codes` | none |
+//! | `transform` | `"fwhtN"`: rows are rotated in blocks of N columns first, N a power of two | none |
+//! | `clamp` | `"full"`: all codes of a signed integer type; `"sym"`: not the most negative one | `"full"` |
 
 use std::fmt;
 
@@ -16,7 +18,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::read::{Reader, Section, bracketed, quoted};
-use super::{Codebook, Grid, Method, ScaleRule, SecondScale};
+use super::{Clamp, Codebook, Grid, Method, ScaleRule, SecondScale};
 use crate::tensor::DType;
 
 /// What a rule stores its weights as.
@@ -130,8 +132,15 @@ const MAX_TABLE: usize = 4096;
 const MAX_BLOCK: u64 = 1 << 31;
 
 /// Keys of a spelled-out encoding.
-pub(super) const KEYS: &[&str] = &["codes", "table", "group", "block", "scale", "scale2", "zero"];
+pub(super) const KEYS: &[&str] =
+    &["codes", "table", "group", "block", "scale", "scale2", "zero", "transform", "clamp"];
 const SCALE2_KEYS: &[&str] = &["dtype", "block"];
+
+/// Widest rotation that is read; a row holds whole blocks of it.
+const MAX_ROTATION: u32 = 1 << 20;
+
+/// Ranges of codes by name.
+pub(super) const CLAMPS: [(&str, Clamp); 2] = [("full", Clamp::Full), ("sym", Clamp::Symmetric)];
 
 const INT_CODES: &[DType] =
     &[DType::I2, DType::I3, DType::I4, DType::I5, DType::I6, DType::I7, DType::I8, DType::I16];
@@ -241,6 +250,12 @@ impl EncodingChoice {
         if let Some(zero) = grid.zero {
             out.push(format!("zero = {}", quoted(zero.name())));
         }
+        if let Some(n) = grid.fwht {
+            out.push(format!("transform = \"fwht{n}\""));
+        }
+        if grid.clamp == Clamp::Symmetric {
+            out.push("clamp = \"sym\"".to_owned());
+        }
         format!("{{ {} }}", out.join(", "))
     }
 }
@@ -307,6 +322,8 @@ fn read_grid(
     let group = reader.whole(&section, "group", 1..=MAX_BLOCK);
     let block = read_block(reader, &section);
     let scale2 = read_second(reader, &section);
+    let fwht = read_rotation(reader, &section);
+    let clamp = reader.choice(&section, "clamp", &CLAMPS);
 
     if table.contains_key("group") && table.contains_key("block") {
         reader.problem(
@@ -342,6 +359,8 @@ fn read_grid(
     grid.zero = zero;
     grid.scale2 = scale2;
     grid.table = codebook;
+    grid.fwht = fwht;
+    grid.clamp = clamp.unwrap_or(Clamp::Full);
     if grid.scale == DType::E8M0 {
         grid.rule = ScaleRule::Mx;
     }
@@ -374,6 +393,13 @@ fn clashes(grid: &Grid) -> Vec<(&'static str, String, String)> {
             format!("a zero point is itself a code: zero = \"{codes}\" or wider"),
         )),
         _ => {}
+    }
+    if grid.clamp == Clamp::Symmetric && !(grid.table.is_none() && INT_CODES.contains(&codes)) {
+        out.push((
+            "clamp",
+            "`clamp` over codes that have no most negative one to leave out".to_owned(),
+            "it is for signed integers, e.g. codes = \"i8\"".to_owned(),
+        ));
     }
     if grid.scale == DType::E8M0 && !(FLOAT_CODES.contains(&codes)) {
         out.push((
@@ -435,6 +461,23 @@ fn read_block(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<[u64; 2]
     let rows = reader.whole_value("block", &sides[0], &(0..=MAX_BLOCK));
     let cols = reader.whole_value("block", &sides[1], &(0..=MAX_BLOCK));
     Some([rows?, cols?])
+}
+
+/// The width of `fwhtN`.
+fn read_rotation(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<u32> {
+    let text = reader.text(section, "transform")?;
+    let digits = text.get_ref().strip_prefix("fwht").filter(|d| !d.starts_with(['+', '0']));
+    let width = digits.and_then(|d| d.parse::<u32>().ok());
+    let width = width.filter(|n| n.is_power_of_two() && (2..=MAX_ROTATION).contains(n));
+    if width.is_none() {
+        reader.problem(
+            text.span(),
+            format!("`transform` cannot be \"{}\"", text.get_ref()),
+            "",
+            [format!("\"fwhtN\" with N a power of two from 2 to {MAX_ROTATION}, e.g. \"fwht128\"")],
+        );
+    }
+    width
 }
 
 fn read_second(reader: &mut Reader<'_>, section: &Section<'_>) -> Option<SecondScale> {

@@ -24,9 +24,14 @@ const MAX_COMPARED: usize = 512;
 /// The names of a checkpoint as a person reads them: one name for every shape (`layers.N.mlp.up_proj.weight`).
 pub(super) struct Shapes<'n> {
     names: &'n Names<'n>,
-    by_shape: OnceCell<BTreeMap<String, Vec<&'n str>>>,
+    table: &'n WeightTable,
+    by_shape: OnceCell<ByShape<'n>>,
+    /// The same of logical names.
+    by_logical_shape: OnceCell<ByShape<'n>>,
     lookups: usize,
 }
+
+type ByShape<'n> = BTreeMap<String, Vec<&'n str>>;
 
 /// A name with every number replaced by `#`.
 fn shape(name: &str) -> String {
@@ -42,29 +47,52 @@ fn shape(name: &str) -> String {
 }
 
 impl<'n> Shapes<'n> {
-    pub(super) fn new(names: &'n Names<'n>) -> Shapes<'n> {
-        Shapes { names, by_shape: OnceCell::new(), lookups: 0 }
+    pub(super) fn new(names: &'n Names<'n>, table: &'n WeightTable) -> Shapes<'n> {
+        Shapes {
+            names,
+            table,
+            by_shape: OnceCell::new(),
+            by_logical_shape: OnceCell::new(),
+            lookups: 0,
+        }
     }
 
     /// Made when the first advice is asked for.
-    fn by_shape(&self) -> &BTreeMap<String, Vec<&'n str>> {
-        self.by_shape.get_or_init(|| {
-            let mut by_shape: BTreeMap<String, Vec<&'n str>> = BTreeMap::new();
-            for name in &self.names.names {
+    fn by_shape(&self, logical: bool) -> &ByShape<'n> {
+        let sorted = |names: &mut dyn Iterator<Item = &'n str>| {
+            let mut by_shape = ByShape::new();
+            for name in names {
                 by_shape.entry(shape(name)).or_default().push(name);
             }
             by_shape
-        })
+        };
+        if logical {
+            let names = || self.table.weights.iter().map(|w| w.name.as_str());
+            self.by_logical_shape.get_or_init(|| sorted(&mut names()))
+        } else {
+            let names = || self.names.names.iter().map(|n| n.as_ref());
+            self.by_shape.get_or_init(|| sorted(&mut names()))
+        }
     }
 
-    /// What may help with a pattern that matches no name.
-    pub(super) fn advice(&mut self, pattern: &Pattern) -> Vec<String> {
+    /// What may help with a pattern that matches no name: no logical one where it is one of `weight`, else none of the
+    /// checkpoint's.
+    pub(super) fn advice(&mut self, pattern: &Pattern, logical: bool) -> Vec<String> {
         self.lookups += 1;
         if self.lookups > MAX_LOOKUPS {
             return Vec::new();
         }
         let mut help = Vec::new();
-        if let Some((better, hits)) = self.completed(pattern) {
+        if self.matches_any(pattern, !logical) {
+            let (what, key) = if logical {
+                ("names in the checkpoint", "match")
+            } else {
+                ("logical names", "weight")
+            };
+            help.push(format!("it matches {what}: those are selected by `{key}`"));
+            return help;
+        }
+        if let Some((better, hits)) = self.completed(pattern, logical) {
             help.push(format!(
                 "a pattern covers the whole name: `{better}` would match {}",
                 names_counted(hits)
@@ -72,20 +100,24 @@ impl<'n> Shapes<'n> {
             return help;
         }
         if pattern.kind != PatternKind::Regex {
-            let near = self.nearest(pattern.body());
+            let near = self.nearest(pattern.body(), logical);
             if !near.is_empty() {
                 help.push(format!("nearest names: {}", list(&near, 3)));
                 return help;
             }
         }
-        let samples: Vec<&str> =
-            self.by_shape().values().filter_map(|names| names.first().copied()).take(3).collect();
+        let samples: Vec<&str> = self
+            .by_shape(logical)
+            .values()
+            .filter_map(|names| names.first().copied())
+            .take(3)
+            .collect();
         help.push(format!("names here look like {}", list(&samples, 3)));
         help
     }
 
     /// The pattern with what people leave out at its ends, if that matches.
-    fn completed(&self, pattern: &Pattern) -> Option<(String, usize)> {
+    fn completed(&self, pattern: &Pattern, logical: bool) -> Option<(String, usize)> {
         let body = pattern.body();
         let candidates = match pattern.kind {
             PatternKind::Regex => vec![format!("re:.*{body}"), format!("re:.*{body}.*")],
@@ -100,19 +132,26 @@ impl<'n> Shapes<'n> {
         candidates.into_iter().find_map(|text| {
             let better = Pattern::new(&text, pattern.place.clone()).ok()?;
             let matcher = Matcher::new([(0, &better)]).ok()?;
-            let hits = self.by_shape().values().flatten().filter(|name| matcher.any(name)).count();
+            let names = self.by_shape(logical).values().flatten();
+            let hits = names.filter(|name| matcher.any(name)).count();
             (hits > 0).then_some((text, hits))
         })
     }
 
+    fn matches_any(&self, pattern: &Pattern, logical: bool) -> bool {
+        let matcher = Matcher::new([(0, pattern)]).ok();
+        let names = || self.by_shape(logical).values().flatten();
+        matcher.is_some_and(|matcher| names().any(|name| matcher.any(name)))
+    }
+
     /// The names that differ least from a glob, at most three.
-    fn nearest(&self, glob: &str) -> Vec<&'n str> {
+    fn nearest(&self, glob: &str, logical: bool) -> Vec<&'n str> {
         let written = alternatives(glob);
         let shaped: Vec<String> = written.iter().map(|a| shape(a)).collect();
         let literal = written.iter().map(|a| a.chars().filter(|c| *c != '*').count()).min();
         let limit = (literal.unwrap_or(0) / 3).clamp(2, 12);
         let mut scored: Vec<(usize, usize, &str)> = Vec::new();
-        for names in self.by_shape().values() {
+        for names in self.by_shape(logical).values() {
             let Some(first) = names.first() else { continue };
             if first.len() > MAX_COMPARED {
                 continue;
@@ -201,14 +240,22 @@ pub(super) fn problem(
     let rule = &rules[number];
     let n = number + 1;
     let total = table.weights.len();
-    let (mut by_name, mut by_tower, mut by_class) = (0usize, 0usize, 0usize);
+    let (mut by_name, mut by_weight, mut by_tower, mut by_class) = (0usize, 0usize, 0usize, 0usize);
+    let mut aliases = 0usize;
     let mut takers: BTreeMap<usize, usize> = BTreeMap::new();
     let (mut selected, mut left_out) = (0usize, 0usize);
     for (index, (weight, assigned)) in table.weights.iter().zip(decided).enumerate() {
-        let name = names.meet(number, rule, index) == Meet::All;
         let tower = rule.towers.is_empty() || rule.towers.contains(&weight.tower);
         let class = rule.classes.is_empty() || rule.classes.contains(&weight.class);
-        by_name += usize::from(name);
+        if weight.is_alias() {
+            aliases += usize::from(tower && class && !rule.classes.is_empty());
+            continue;
+        }
+        let in_checkpoint = names.meet_name(number, rule, index) == Meet::All;
+        let logical = names.meets_weight(number, index);
+        let name = in_checkpoint && logical;
+        by_name += usize::from(in_checkpoint);
+        by_weight += usize::from(logical);
         by_tower += usize::from(tower);
         by_class += usize::from(class);
         if name && tower && class {
@@ -219,7 +266,7 @@ pub(super) fn problem(
             }
         }
     }
-    let place = rule.patterns.first().map_or(&rule.places.rule, |p| &p.place);
+    let place = rule.place();
 
     if selected > 0 {
         let why = if takers.is_empty() { "none of which is stored" } else { "all taken before" };
@@ -253,6 +300,9 @@ pub(super) fn problem(
     if !rule.patterns.is_empty() {
         problem = problem.help(format!("`match` alone selects {}", of(by_name)));
     }
+    if !rule.weights.is_empty() {
+        problem = problem.help(format!("`weight` alone selects {}", of(by_weight)));
+    }
     if !rule.towers.is_empty() {
         problem =
             problem.help(format!("tower {} alone selects {}", list(&rule.towers, 9), of(by_tower)));
@@ -264,10 +314,15 @@ pub(super) fn problem(
             of(by_class)
         ));
     }
-    if by_name == 0 && !rule.patterns.is_empty() {
-        let many = rule.patterns.len() > 1;
-        for pattern in rule.patterns.iter().take(3) {
-            for line in shapes.advice(pattern) {
+    let logical = by_name > 0 || rule.patterns.is_empty();
+    let idle = if logical { (by_weight, &rule.weights) } else { (by_name, &rule.patterns) };
+    if aliases > 0 {
+        problem = problem
+            .help("the draft's embedding serves only as its head: class = \"lm_head\" selects it");
+    } else if idle.0 == 0 && !idle.1.is_empty() {
+        let many = idle.1.len() > 1;
+        for pattern in idle.1.iter().take(3) {
+            for line in shapes.advice(pattern, logical) {
                 problem.help.push(if many { format!("`{}`: {line}", pattern.text) } else { line });
             }
         }
@@ -276,15 +331,16 @@ pub(super) fn problem(
         let present: Vec<_> = present.into_iter().collect();
         problem = problem.help(format!("towers of this model: {}", list(&present, 9)));
     } else if by_class == 0 {
-        let present: BTreeSet<_> = table.weights.iter().map(|w| w.class).collect();
+        let classes = table.weights.iter().filter(|w| !w.is_alias()).map(|w| w.class);
+        let present: BTreeSet<_> = classes.collect();
         let present: Vec<_> = present.into_iter().collect();
         problem = problem.help(format!("classes of this model: {}", list(&present, 9)));
-    } else if by_name > 0 && !rule.patterns.is_empty() {
+    } else if !rule.patterns.is_empty() || !rule.weights.is_empty() {
         let example = table
             .weights
             .iter()
             .enumerate()
-            .find(|(index, _)| names.meet(number, rule, *index) == Meet::All);
+            .find(|(i, w)| !w.is_alias() && names.meet(number, rule, *i) == Meet::All);
         if let Some((_, weight)) = example {
             problem = problem.help(format!(
                 "{} is class {} of tower {}",
@@ -295,7 +351,11 @@ pub(super) fn problem(
         }
     }
     let problem = problem.help("optional = true lets a rule decide nothing");
-    let label = if rule.patterns.len() > 1 { "and the other patterns of this rule" } else { "" };
+    let label = if rule.patterns.len().max(rule.weights.len()) > 1 {
+        "and the other patterns of this rule"
+    } else {
+        ""
+    };
     place.mark(problem, label)
 }
 

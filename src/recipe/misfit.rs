@@ -35,6 +35,8 @@ pub(super) enum Misfit {
     TooManyDimensions(usize),
     /// A size beyond 64 bits.
     TooLarge,
+    /// Columns that are no whole blocks of a rotation: columns, width.
+    Rotation(u64, u64),
     /// Columns that do not divide into groups, where whole groups are asked for: columns, group.
     ShortGroup(u64, u64),
 }
@@ -87,6 +89,9 @@ pub(super) fn check(
             Some(Misfit::Router)
         }
         Method::Grid(_) if elements == 0 => Some(Misfit::Empty),
+        Method::Grid(grid) if grid.fwht.is_some_and(|n| !cols.is_multiple_of(u64::from(n))) => {
+            Some(Misfit::Rotation(cols, grid.fwht.map_or(0, u64::from)))
+        }
         Method::Grid(_) => match group_columns(encoding) {
             Some(group) if whole_groups && !cols.is_multiple_of(group) => {
                 Some(Misfit::ShortGroup(cols, group))
@@ -156,7 +161,7 @@ fn told(
     match misfit {
         Misfit::Partial => {
             let (yes, no) = names.split(number, weights.first().copied().unwrap_or_default());
-            let place = rule.patterns.first().map_or(&rule.places.rule, |p| &p.place);
+            let place = rule.place();
             let problem = problem(format!("rule {n} matches only a part of {who}"))
                 .help(format!("matched: {}; not matched: {}", list(&yes, SHOWN), list(&no, SHOWN)))
                 .help("the tensors are stored as one weight: match all of them or none");
@@ -194,6 +199,17 @@ fn told(
             problem(format!("{who} {} no elements to quantize", if many { "have" } else { "has" })).help(keep),
             &format!("given by rule {n}"),
         ),
+        Misfit::Rotation(cols, width) => {
+            let fit = 1u64 << cols.trailing_zeros().min(63);
+            let problem = problem(format!(
+                "{who}: {cols} columns are no whole blocks of a rotation over {width}"
+            ));
+            let problem = match fit {
+                1 => problem.help("an odd number of columns takes no rotation"),
+                n => problem.help(format!("rotations that fit: fwht{n} and narrower powers of two")),
+            };
+            at(problem.help(keep), "the rotation of this encoding")
+        }
         Misfit::ShortGroup(cols, group) => {
             at(short_group(cols, group, who, n, &encoding.method), "groups of this encoding")
         }

@@ -8,6 +8,7 @@
 //! name = "mine"
 //! [[quantize]]
 //! match = "*.{q,k,v,o,gate,up,down}_proj.weight"   # checkpoint names: exact, a glob, or `re:` and a regex
+//! # weight = "blk.*.ffn_down.weight"               # logical names, by patterns of the same kind
 //! tower = "text"                                   # text | vision | audio | projector | draft
 //! class = ["linear", "expert"]                     # linear | embedding | lm_head | norm | router | expert | other
 //! encoding = "int8-g128"                           # a name, or a table that spells a grid out
@@ -26,6 +27,7 @@ mod builtin;
 mod document;
 mod encoding;
 mod idle;
+mod import;
 mod method;
 mod misfit;
 mod names;
@@ -40,6 +42,7 @@ pub use assignment::{Assigned, Assignment, Fate, RuleUse, Share, Tail, Use};
 pub use builtin::{BUILTINS, Builtin, DEFAULT, builtin, list, load};
 pub use document::{Recipe, SCHEMA};
 pub use encoding::{EncodingChoice, NAMED, Named, find};
+pub use import::{import, import_file};
 pub use method::{Clamp, Codebook, Grid, Method, ScaleRule, SecondScale, group_columns};
 pub use pattern::{Pattern, PatternKind};
 pub use read::Place;

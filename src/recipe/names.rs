@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::pattern::{Matcher, Pattern};
 use super::rule::Rule;
-use crate::model::{Weight, WeightTable};
+use crate::model::{DRAFT_PREFIX, Origin, Weight, WeightTable};
 
 /// How a rule's patterns meet the names of a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,21 +23,38 @@ pub(super) enum Meet {
 
 /// The names of a table, each with the rules whose patterns match it.
 pub(super) struct Names<'t> {
-    /// Distinct names, in order.
+    /// Distinct names in the checkpoints, in order.
     pub names: Vec<Cow<'t, str>>,
     /// For each name one bit a rule.
     bits: Vec<Vec<u64>>,
-    /// The rules without patterns, one bit each.
+    /// The rules without `match`, one bit each.
     open: Vec<u64>,
-    /// For each weight the names of its parts, as indices.
-    parts: Vec<Vec<usize>>,
+    /// For each weight the names of its parts, as indices, and beside each the same name after `draft.` where the part
+    /// lies in a draft's checkpoint.
+    parts: Vec<Vec<(usize, Option<usize>)>>,
     /// For each weight the further names it goes by.
     aliases: Vec<Vec<usize>>,
-    /// For each rule and pattern, how many names it matches.
+    /// For each weight one bit a rule: those whose `weight` patterns match its logical name, or that have none.
+    logical: Vec<Vec<u64>>,
+    /// For each rule and pattern of `match`, how many names it matches.
     pub pattern_names: Vec<Vec<u64>>,
-    /// `(rule, pattern, index of a name)`: names that a `re:` pattern matches only because a bare `.` stands for any
-    /// character, where it also matches others with the dot taken literally.
-    pub by_dot: Vec<(usize, usize, Vec<usize>)>,
+    /// For each rule and pattern of `weight`, how many logical names it matches.
+    pub pattern_weights: Vec<Vec<u64>>,
+    /// Patterns of `match` and of `weight` that match some names by accident.
+    pub by_dot: Vec<ByDot<'t>>,
+}
+
+/// Names that a `re:` pattern matches only because a bare `.` stands for any character, where it also matches others
+/// with the dot taken literally.
+pub(super) struct ByDot<'t> {
+    /// Number of the rule.
+    pub rule: usize,
+    /// Whether the pattern is one of `weight`.
+    pub logical: bool,
+    /// Number of the pattern.
+    pub pattern: usize,
+    /// The names.
+    pub names: Vec<Cow<'t, str>>,
 }
 
 /// A head tied to the embedding goes by the name that it would have in a checkpoint of its own: `lm_head.weight`
@@ -52,43 +69,33 @@ fn head_names(weight: &Weight) -> Vec<String> {
         // The module of the embedding table itself and what follows hold no head.
         out.truncate(part.tensor.matches('.').count().max(1));
     }
+    if weight.origin == Origin::Draft {
+        let prefixed: Vec<String> = out.iter().map(|n| format!("{DRAFT_PREFIX}{n}")).collect();
+        out.extend(prefixed);
+    }
     out
 }
 
-impl<'t> Names<'t> {
-    /// Matches all rules against all names.
-    ///
-    /// # Errors
-    /// A sentence, when the patterns together are too large to compile.
-    pub(super) fn new(rules: &[Rule], table: &'t WeightTable) -> Result<Names<'t>, String> {
-        // Every use of a name, sorted so that equal names meet; the place says which weight and whether it is an alias.
-        let mut uses: Vec<(Cow<'t, str>, usize, bool)> = Vec::with_capacity(table.weights.len());
-        for (index, weight) in table.weights.iter().enumerate() {
-            uses.extend(
-                weight.parts.iter().map(|p| (Cow::Borrowed(p.tensor.as_str()), index, false)),
-            );
-            if weight.tied_to.is_some() {
-                uses.extend(head_names(weight).into_iter().map(|n| (Cow::Owned(n), index, true)));
-            }
-        }
-        uses.par_sort_unstable();
-        let mut names: Vec<Cow<'t, str>> = Vec::with_capacity(uses.len());
-        let mut parts: Vec<Vec<usize>> = vec![Vec::new(); table.weights.len()];
-        let mut aliases: Vec<Vec<usize>> = vec![Vec::new(); table.weights.len()];
-        for (name, index, alias) in uses {
-            if names.last() != Some(&name) {
-                names.push(name);
-            }
-            let of = if alias { &mut aliases } else { &mut parts };
-            of[index].push(names.len() - 1);
-        }
+/// The patterns of one selector of all rules, matched against names.
+struct Matched {
+    /// For each name one bit a rule.
+    bits: Vec<Vec<u64>>,
+    /// For each rule and pattern, how many names it matches.
+    counts: Vec<Vec<u64>>,
+    /// `(rule, pattern, indices of names)` of patterns that match some names by their dots only.
+    by_dot: Vec<(usize, usize, Vec<usize>)>,
+}
 
+impl Matched {
+    fn new(
+        rules: &[Rule],
+        patterns: impl Fn(&Rule) -> &[Pattern],
+        names: &[Cow<'_, str>],
+    ) -> Result<Matched, String> {
         let all: Vec<(usize, usize, &Pattern)> = rules
             .iter()
             .enumerate()
-            .flat_map(|(r, rule)| {
-                rule.patterns.iter().enumerate().map(move |(p, pattern)| (r, p, pattern))
-            })
+            .flat_map(|(r, rule)| patterns(rule).iter().enumerate().map(move |(p, x)| (r, p, x)))
             .collect();
         let strict: Vec<(usize, Pattern)> = all
             .iter()
@@ -121,9 +128,9 @@ impl<'t> Names<'t> {
             })
             .collect();
 
-        let mut pattern_names: Vec<Vec<u64>> = rules.iter().map(|_| Vec::new()).collect();
+        let mut by_rule: Vec<Vec<u64>> = rules.iter().map(|_| Vec::new()).collect();
         for ((rule, _, _), count) in all.iter().zip(&counts) {
-            pattern_names[*rule].push(count.load(Ordering::Relaxed));
+            by_rule[*rule].push(count.load(Ordering::Relaxed));
         }
         let mut loose: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (name, (_, patterns)) in found.iter().enumerate() {
@@ -140,18 +147,141 @@ impl<'t> Names<'t> {
             .map(|(i, names)| (all[i].0, all[i].1, names))
             .collect();
         let bits = found.into_iter().map(|(bits, _)| bits).collect();
-        let mut open = vec![0u64; words];
-        for (number, _) in rules.iter().enumerate().filter(|(_, rule)| rule.patterns.is_empty()) {
-            open[number / 64] |= 1 << (number % 64);
-        }
-        Ok(Names { names, bits, open, parts, aliases, pattern_names, by_dot })
+        Ok(Matched { bits, counts: by_rule, by_dot })
     }
 
-    /// Numbers of the rules that have no pattern or one that matches some name of the weight, in order.
+    fn by_dot<'t>(&self, logical: bool, names: &[Cow<'t, str>]) -> impl Iterator<Item = ByDot<'t>> {
+        self.by_dot.iter().map(move |(rule, pattern, found)| ByDot {
+            rule: *rule,
+            logical,
+            pattern: *pattern,
+            names: found.iter().map(|&n| names[n].clone()).collect(),
+        })
+    }
+}
+
+/// The rules without patterns of one selector, one bit each.
+fn without(rules: &[Rule], patterns: impl Fn(&Rule) -> &[Pattern]) -> Vec<u64> {
+    let mut open = vec![0u64; rules.len().div_ceil(64)];
+    for (number, _) in rules.iter().enumerate().filter(|(_, rule)| patterns(rule).is_empty()) {
+        open[number / 64] |= 1 << (number % 64);
+    }
+    open
+}
+
+/// What a name is to a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Called {
+    /// The name of one of its parts.
+    Part,
+    /// The same after `draft.`.
+    Prefixed,
+    /// A name that it would have in a checkpoint of its own.
+    Alias,
+}
+
+impl<'t> Names<'t> {
+    /// Matches all rules against all names.
+    ///
+    /// # Errors
+    /// A sentence, when the patterns together are too large to compile.
+    pub(super) fn new(rules: &[Rule], table: &'t WeightTable) -> Result<Names<'t>, String> {
+        // A weight that is another name of one goes by that one's decision.
+        let alias_of: BTreeMap<&str, &str> = table
+            .weights
+            .iter()
+            .filter(|w| w.is_alias())
+            .filter_map(|w| Some((w.tied_to.as_deref()?, w.name.as_str())))
+            .collect();
+        // Every use of a name, sorted so that equal names meet.
+        let mut uses: Vec<(Cow<'t, str>, usize, Called)> = Vec::with_capacity(table.weights.len());
+        for (index, weight) in table.weights.iter().enumerate().filter(|(_, w)| !w.is_alias()) {
+            for part in &weight.parts {
+                uses.push((Cow::Borrowed(part.tensor.as_str()), index, Called::Part));
+                if weight.origin == Origin::Draft {
+                    uses.push((weight.tensor_name(part), index, Called::Prefixed));
+                }
+            }
+            if weight.tied_to.is_some() || alias_of.contains_key(weight.name.as_str()) {
+                let heads = head_names(weight).into_iter();
+                uses.extend(heads.map(|n| (Cow::Owned(n), index, Called::Alias)));
+            }
+        }
+        uses.par_sort_unstable();
+        let mut names: Vec<Cow<'t, str>> = Vec::with_capacity(uses.len());
+        let count = table.weights.len();
+        let mut parts: Vec<Vec<usize>> = vec![Vec::new(); count];
+        let mut prefixed: Vec<Vec<usize>> = vec![Vec::new(); count];
+        let mut aliases: Vec<Vec<usize>> = vec![Vec::new(); count];
+        for (name, index, called) in uses {
+            if names.last() != Some(&name) {
+                names.push(name);
+            }
+            let of = match called {
+                Called::Part => &mut parts,
+                Called::Prefixed => &mut prefixed,
+                Called::Alias => &mut aliases,
+            };
+            of[index].push(names.len() - 1);
+        }
+        // Both lists are in the order of names, which a common prefix does not change.
+        let parts = parts
+            .into_iter()
+            .zip(prefixed)
+            .map(|(plain, prefixed)| {
+                let prefixed = prefixed.into_iter().map(Some).chain(std::iter::repeat(None));
+                plain.into_iter().zip(prefixed).collect()
+            })
+            .collect();
+
+        let by_name = Matched::new(rules, |r| &r.patterns, &names)?;
+        let open = without(rules, |r| &r.patterns);
+        let any_weight = without(rules, |r| &r.weights);
+        let logical_names: Vec<Cow<'t, str>> =
+            table.weights.iter().map(|w| Cow::Borrowed(w.name.as_str())).collect();
+        let by_weight = Matched::new(rules, |r| &r.weights, &logical_names)?;
+        let mut logical = by_weight.bits.clone();
+        let merge = |into: &mut Vec<u64>, from: &[u64]| {
+            into.iter_mut().zip(from).for_each(|(into, from)| *into |= from);
+        };
+        if !alias_of.is_empty() {
+            for (weight, alias) in table.weights.iter().enumerate() {
+                let base = alias.tied_to.as_deref().filter(|_| alias.is_alias());
+                let base = base.and_then(|b| table.weights.iter().position(|w| w.name == b));
+                if let Some(base) = base {
+                    merge(&mut logical[base], &by_weight.bits[weight]);
+                }
+            }
+        }
+        for bits in &mut logical {
+            merge(bits, &any_weight);
+        }
+        let by_dot =
+            by_name.by_dot(false, &names).chain(by_weight.by_dot(true, &logical_names)).collect();
+        Ok(Names {
+            bits: by_name.bits,
+            open,
+            parts,
+            aliases,
+            logical,
+            pattern_names: by_name.counts,
+            pattern_weights: by_weight.counts,
+            by_dot,
+            names,
+        })
+    }
+
+    /// Every name that a weight has in its checkpoint.
+    fn all(&self, weight: usize) -> impl Iterator<Item = usize> {
+        let parts = self.parts[weight].iter().flat_map(|&(name, other)| [Some(name), other]);
+        parts.flatten().chain(self.aliases[weight].iter().copied())
+    }
+
+    /// Numbers of the rules whose patterns, where they have any, match some name of the weight, in order.
     pub(super) fn candidates(&self, weight: usize) -> impl Iterator<Item = usize> {
-        let names = move || self.parts[weight].iter().chain(&self.aliases[weight]);
         self.open.iter().enumerate().flat_map(move |(word, open)| {
-            let mut bits = names().fold(*open, |bits, name| bits | self.bits[*name][word]);
+            let mut bits = self.all(weight).fold(*open, |bits, name| bits | self.bits[name][word]);
+            bits &= self.logical[weight][word];
             std::iter::from_fn(move || {
                 let bit = bits.trailing_zeros() as usize;
                 // Clears the lowest bit; none is left at 0.
@@ -160,15 +290,29 @@ impl<'t> Names<'t> {
         })
     }
 
-    /// How the patterns of `rule` (of that number) meet the weight of that index.
-    pub(super) fn meet(&self, number: usize, rule: &Rule, weight: usize) -> Meet {
+    /// Whether the rule of that number has no `weight` or one that matches the weight's logical name.
+    pub(super) fn meets_weight(&self, number: usize, weight: usize) -> bool {
+        self.logical[weight][number / 64] >> (number % 64) & 1 == 1
+    }
+
+    fn hit(&self, number: usize, name: usize) -> bool {
+        self.bits[name][number / 64] >> (number % 64) & 1 == 1
+    }
+
+    fn part_hit(&self, number: usize, (name, other): (usize, Option<usize>)) -> bool {
+        self.hit(number, name) || other.is_some_and(|other| self.hit(number, other))
+    }
+
+    /// How the patterns of `match` of `rule` (of that number) meet the weight of that index.
+    pub(super) fn meet_name(&self, number: usize, rule: &Rule, weight: usize) -> Meet {
         if rule.patterns.is_empty() {
             return Meet::All;
         }
-        let hit = |name: &usize| self.bits[*name][number / 64] >> (number % 64) & 1 == 1;
         let parts = &self.parts[weight];
-        let matched = parts.iter().filter(|n| hit(n)).count();
-        if (matched == parts.len() && matched > 0) || self.aliases[weight].iter().any(hit) {
+        let matched = parts.iter().filter(|&&part| self.part_hit(number, part)).count();
+        if (matched == parts.len() && matched > 0)
+            || self.aliases[weight].iter().any(|&name| self.hit(number, name))
+        {
             Meet::All
         } else if matched > 0 {
             Meet::Some
@@ -177,11 +321,21 @@ impl<'t> Names<'t> {
         }
     }
 
+    /// How the patterns of `rule` (of that number), of `match` and of `weight`, meet the weight of that index.
+    pub(super) fn meet(&self, number: usize, rule: &Rule, weight: usize) -> Meet {
+        if !self.meets_weight(number, weight) {
+            return Meet::None;
+        }
+        self.meet_name(number, rule, weight)
+    }
+
     /// Names of the weight's parts that the rule's patterns do and do not match.
     pub(super) fn split(&self, number: usize, weight: usize) -> (Vec<&str>, Vec<&str>) {
-        let hit = |name: usize| self.bits[name][number / 64] >> (number % 64) & 1 == 1;
-        let (yes, no): (Vec<usize>, Vec<usize>) = self.parts[weight].iter().partition(|n| hit(**n));
-        let text = |list: Vec<usize>| list.into_iter().map(|n| self.names[n].as_ref()).collect();
+        let parts = self.parts[weight].iter();
+        let (yes, no): (Vec<_>, Vec<_>) = parts.partition(|&&part| self.part_hit(number, part));
+        let text = |list: Vec<&(usize, Option<usize>)>| {
+            list.into_iter().map(|(n, _)| self.names[*n].as_ref()).collect()
+        };
         (text(yes), text(no))
     }
 }
@@ -196,6 +350,7 @@ mod tests {
     fn a_tied_head_goes_by_the_names_it_would_have() {
         let mut weight = Weight {
             name: "output.weight".into(),
+            origin: Origin::Main,
             tower: Tower::Text,
             class: Class::LmHead,
             layer: -1,
@@ -217,6 +372,9 @@ mod tests {
         );
         weight.parts[0].tensor = "wte".into();
         assert_eq!(head_names(&weight), ["lm_head.weight"]);
+        weight.origin = Origin::Draft;
+        assert_eq!(head_names(&weight), ["lm_head.weight", "draft.lm_head.weight"]);
+        weight.origin = Origin::Main;
         weight.parts.clear();
         assert_eq!(head_names(&weight), ["lm_head.weight"]);
     }

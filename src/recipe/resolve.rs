@@ -3,7 +3,13 @@
 //! * The first rule whose selectors all match decides. `match` must match every checkpoint tensor that the weight is
 //!   made of; to match only some is a problem. A head tied to the embedding is matched under the embedding's name and
 //!   under `lm_head.weight` with any leading part of that name.
+//! * `weight` matches the logical name. Where both are there, both must match.
+//! * A weight of a merged draft model is matched under its name in the draft's checkpoint and under that name after
+//!   `draft.`; either will do. `tower = "draft"` keeps a rule off the target's tensor of the same name.
+//! * An embedding that serves as a head only is the head under another name: it meets no rule, `match` finds the head
+//!   under the embedding's name, and `weight` under both logical names.
 //! * No rule: the weight is kept byte for byte.
+//! * Under `keep_vectors` a vector that a rule gives a grid is kept, and the rule has decided it.
 //! * A cast to the type that a weight has already is `keep`.
 //! * A tied head that ends up with the embedding's method is not stored again.
 //! * A second-level scale over the whole weight is shared by those members of a fused set whose method is the same and
@@ -55,7 +61,7 @@ impl Recipe {
         let decided = self.decide(table, &names);
 
         let mut problems = Problems::new();
-        let mut shapes = idle::Shapes::new(&names);
+        let mut shapes = idle::Shapes::new(&names, table);
         for (number, rule) in self.rules.iter().enumerate() {
             if decided.hits[number] == 0 && !rule.optional {
                 problems.push(idle::problem(
@@ -90,24 +96,29 @@ impl Recipe {
         let mut misfits: BTreeMap<(usize, Misfit), Vec<usize>> = BTreeMap::new();
         for (index, weight) in table.weights.iter().enumerate() {
             let held = self.towers.holds(weight.tower);
-            let found = if held { self.first(index, weight, names, &masks) } else { None };
+            let meets = held && !weight.is_alias();
+            let found = if meets { self.first(index, weight, names, &masks) } else { None };
             let rule = found.map(|(number, _)| number);
             // Weights without a rule share a number past the last rule.
             let number = rule.unwrap_or(self.rules.len());
+            let decides = rule.and_then(|r| self.rules.get(r));
+            let vector = weight.shape.rank() < 2
+                && decides.is_some_and(|r| {
+                    r.keep_vectors && matches!(r.encoding.method, Method::Grid(_))
+                });
             let (method, encoding, name) = kinds
-                .entry((number, weight.dtype))
-                .or_insert_with(|| kind(rule.and_then(|r| self.rules.get(r)), weight.dtype))
+                .entry((if vector { self.rules.len() } else { number }, weight.dtype))
+                .or_insert_with(|| kind(decides.filter(|_| !vector), weight.dtype))
                 .clone();
             if let Some(number) = rule {
                 hits[number] += 1;
             }
             let misfit = match found {
                 Some((_, Meet::Some)) => Some(Misfit::Partial),
-                _ if !held => None,
+                _ if !meets => None,
                 _ => {
-                    let rule = rule.and_then(|r| self.rules.get(r));
-                    let whole = rule.and_then(|r| r.whole_groups).unwrap_or(self.whole_groups);
-                    misfit::check(weight, rule, &method, &encoding, whole)
+                    let whole = decides.and_then(|r| r.whole_groups).unwrap_or(self.whole_groups);
+                    misfit::check(weight, decides, &method, &encoding, whole)
                 }
             };
             if let Some(misfit) = misfit {
@@ -259,25 +270,27 @@ impl Recipe {
     }
 
     fn warn(&self, names: &Names<'_>, shapes: &mut idle::Shapes<'_>, out: &mut Assignment) {
-        for (number, rule) in self.rules.iter().enumerate() {
-            for (pattern, &hits) in rule.patterns.iter().zip(&names.pattern_names[number]) {
-                if hits == 0 && !rule.optional {
-                    let mut warning = Diagnostic::new(
-                        AREA,
-                        format!("`{}` of rule {} matches no name", pattern.text, number + 1),
-                    );
-                    warning.help = shapes.advice(pattern);
-                    out.warnings.push(pattern.place.mark(warning, ""));
-                }
+        for (number, rule) in self.rules.iter().enumerate().filter(|(_, rule)| !rule.optional) {
+            let by_name = rule.patterns.iter().zip(&names.pattern_names[number]);
+            let by_weight = rule.weights.iter().zip(&names.pattern_weights[number]);
+            let all = by_name.map(|m| (m, false)).chain(by_weight.map(|m| (m, true)));
+            for ((pattern, _), logical) in all.filter(|((_, hits), _)| **hits == 0) {
+                let mut warning = Diagnostic::new(
+                    AREA,
+                    format!("`{}` of rule {} matches no name", pattern.text, number + 1),
+                );
+                warning.help = shapes.advice(pattern, logical);
+                out.warnings.push(pattern.place.mark(warning, ""));
             }
         }
-        for (rule, pattern, found) in &names.by_dot {
-            let pattern = &self.rules[*rule].patterns[*pattern];
-            let shown: Vec<&str> = found.iter().map(|&n| names.names[n].as_ref()).collect();
+        for found in &names.by_dot {
+            let rule = &self.rules[found.rule];
+            let patterns = if found.logical { &rule.weights } else { &rule.patterns };
+            let pattern = &patterns[found.pattern];
             let message = format!(
                 "an unescaped `.` of rule {} stands for any character and so also matches {}",
-                rule + 1,
-                list(&shown, 3)
+                found.rule + 1,
+                list(&found.names, 3)
             );
             let mut warning = Diagnostic::new(AREA, message);
             if let Some(strict) = pattern.dots_escaped() {
@@ -337,6 +350,11 @@ fn repeat_tied(table: &WeightTable, weights: &mut [Assigned]) {
         let Some(base) = base.filter(|&base| base != index && weights[base].stored()) else {
             continue;
         };
+        if weight.is_alias() {
+            weights[index] =
+                Assigned { weight: index, fate: Fate::Repeats(base), ..weights[base].clone() };
+            continue;
+        }
         if weights[index].stored()
             && weights[base].method == weights[index].method
             && table.weights[base].dtype == weight.dtype

@@ -21,6 +21,10 @@ pub struct Rule {
     /// Patterns over checkpoint names: exact, glob, or `re:` and a regular expression. Empty: any name.
     #[schemars(rename = "match", schema_with = "super::schema::texts", default)]
     pub patterns: Vec<Pattern>,
+    /// Patterns of the same kind over logical names (`blk.7.ffn_down.weight`), which are those of the artifact.
+    /// Empty: any name.
+    #[schemars(rename = "weight", schema_with = "super::schema::texts", default)]
+    pub weights: Vec<Pattern>,
     /// Towers. Empty: any.
     #[schemars(rename = "tower", schema_with = "super::schema::towers", default)]
     pub towers: Vec<Tower>,
@@ -47,6 +51,10 @@ pub struct Rule {
     pub optional: bool,
     /// Whether a short last group is refused; absent, the recipe decides.
     pub whole_groups: Option<bool>,
+    /// Whether vectors and scalars that the rule selects are kept where its encoding needs rows and columns, instead
+    /// of refused.
+    #[schemars(with = "Option<bool>")]
+    pub keep_vectors: bool,
     /// Where its parts stand.
     #[schemars(skip)]
     pub places: RulePlaces,
@@ -148,6 +156,7 @@ impl Rounding {
 impl Rule {
     pub(super) const KEYS: &'static [&'static str] = &[
         "match",
+        "weight",
         "tower",
         "class",
         "encoding",
@@ -157,6 +166,7 @@ impl Rule {
         "share_scale",
         "optional",
         "whole_groups",
+        "keep_vectors",
     ];
 
     /// Reads a rule; `None` with every problem noted.
@@ -172,21 +182,16 @@ impl Rule {
         // A key that is only misspelt is there.
         let has = |key: &str| table.contains_key(key) || meant.contains(&key);
 
-        let mut patterns = Vec::new();
-        for text in reader.texts(&section, "match").unwrap_or_default() {
-            match Pattern::new(text.get_ref(), reader.place(text.span())) {
-                Ok(pattern) => patterns.push(pattern),
-                Err(bad) => reader.problem(text.span(), bad.message, "", bad.help),
-            }
-        }
+        let patterns = read_patterns(reader, &section, "match");
+        let weights = read_patterns(reader, &section, "weight");
         let towers = reader.choices(&section, "tower", &Tower::NAMES).unwrap_or_default();
         let classes = reader.choices(&section, "class", &Class::NAMES).unwrap_or_default();
-        if !["match", "tower", "class"].into_iter().any(has) {
+        if !["match", "weight", "tower", "class"].into_iter().any(has) {
             reader.problem(
                 header.clone(),
                 "a rule without a selector",
                 "selects nothing by name, tower or class",
-                ["add `match`, `tower` or `class`; match = \"*\" selects every weight"],
+                ["add `match`, `weight`, `tower` or `class`; match = \"*\" selects every weight"],
             );
         }
         let encoding = match table.get("encoding") {
@@ -228,6 +233,7 @@ impl Rule {
         let share_scale = reader.flag(&section, "share_scale").unwrap_or(true);
         let optional = reader.flag(&section, "optional").unwrap_or(false);
         let whole_groups = reader.flag(&section, "whole_groups");
+        let keep_vectors = reader.flag(&section, "keep_vectors").unwrap_or(false);
         if reader.count() > before {
             return None;
         }
@@ -240,6 +246,7 @@ impl Rule {
         };
         Some(Rule {
             patterns,
+            weights,
             towers,
             classes,
             encoding: encoding?,
@@ -249,6 +256,7 @@ impl Rule {
             share_scale,
             optional,
             whole_groups,
+            keep_vectors,
             places,
         })
     }
@@ -263,6 +271,9 @@ impl Rule {
         };
         if !self.patterns.is_empty() {
             put("match", names(self.patterns.iter().map(|p| p.text.clone()).collect()));
+        }
+        if !self.weights.is_empty() {
+            put("weight", names(self.weights.iter().map(|p| p.text.clone()).collect()));
         }
         if !self.towers.is_empty() {
             put("tower", names(self.towers.iter().map(Tower::to_string).collect()));
@@ -281,23 +292,35 @@ impl Rule {
         if let Some(whole_groups) = self.whole_groups {
             put("whole_groups", whole_groups.to_string());
         }
+        if self.keep_vectors {
+            put("keep_vectors", "true".to_owned());
+        }
         out
+    }
+
+    /// Where its first pattern stands, else the rule itself.
+    pub(super) fn place(&self) -> &Place {
+        let first = self.patterns.first().or(self.weights.first());
+        first.map_or(&self.places.rule, |pattern| &pattern.place)
     }
 
     /// The selectors in a few words: `*.{q,k}_proj.weight`, `lm_head of text`.
     pub fn selects(&self) -> String {
         let mut out = String::new();
-        if let Some((first, rest)) = self.patterns.split_first() {
-            out.push_str(&first.text);
-            if !rest.is_empty() {
-                let _ = write!(out, " and {} more", rest.len());
-            }
-        }
         let join = |out: &mut String, with: &str| {
             if !out.is_empty() {
                 out.push_str(with);
             }
         };
+        for patterns in [&self.patterns, &self.weights] {
+            if let Some((first, rest)) = patterns.split_first() {
+                join(&mut out, ", ");
+                out.push_str(&first.text);
+                if !rest.is_empty() {
+                    let _ = write!(out, " and {} more", rest.len());
+                }
+            }
+        }
         if !self.classes.is_empty() {
             join(&mut out, ", ");
             out.push_str(&list(&self.classes, usize::MAX));
@@ -308,4 +331,16 @@ impl Rule {
         }
         out
     }
+}
+
+/// The patterns under that key; what is no pattern is a problem.
+fn read_patterns(reader: &mut Reader<'_>, section: &Section<'_>, key: &str) -> Vec<Pattern> {
+    let mut patterns = Vec::new();
+    for text in reader.texts(section, key).unwrap_or_default() {
+        match Pattern::new(text.get_ref(), reader.place(text.span())) {
+            Ok(pattern) => patterns.push(pattern),
+            Err(bad) => reader.problem(text.span(), bad.message, "", bad.help),
+        }
+    }
+    patterns
 }

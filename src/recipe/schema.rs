@@ -99,7 +99,12 @@ fn rules(generator: &mut SchemaGenerator) -> Schema {
         "type": "array",
         "items": {
             "allOf": [rule],
-            "anyOf": [{ "required": ["match"] }, { "required": ["tower"] }, { "required": ["class"] }]
+            "anyOf": [
+                { "required": ["match"] },
+                { "required": ["weight"] },
+                { "required": ["tower"] },
+                { "required": ["class"] }
+            ]
         }
     })
 }
@@ -190,7 +195,9 @@ pub(super) fn encoding(_: &mut SchemaGenerator) -> Schema {
                             }
                         ]
                     },
-                    "zero": { "enum": dtypes.zeros }
+                    "zero": { "enum": dtypes.zeros },
+                    "transform": { "type": "string", "pattern": "^fwht[1-9][0-9]*$" },
+                    "clamp": { "enum": names(&super::encoding::CLAMPS) }
                 },
                 "oneOf": [{ "required": ["codes"] }, { "required": ["table"] }]
             }

@@ -1,0 +1,148 @@
+//! The checkpoints of one conversion: the model, and the draft model that is merged into it.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use crate::checkpoint::{Checkpoint, FileDigest, SideFile};
+use crate::diag::Result;
+use crate::model::{Origin, Weight};
+use crate::tensor::TensorSource;
+
+/// What stands before the paths of a draft model's files in manifests and entries. No path of a model begins with it:
+/// side files lie at the top of a folder or in `additional_chat_templates/`, weights at the top.
+pub const DRAFT_FOLDER: &str = "draft/";
+
+/// The one file of a draft model that goes into the artifact.
+const DRAFT_CONFIG: &str = "config.json";
+
+/// A checkpoint, and the draft model that is merged into it.
+#[derive(Debug)]
+pub struct Sources {
+    /// The model.
+    pub main: Checkpoint,
+    /// Its draft model.
+    pub draft: Option<Checkpoint>,
+}
+
+impl From<Checkpoint> for Sources {
+    fn from(main: Checkpoint) -> Sources {
+        Sources { main, draft: None }
+    }
+}
+
+impl Sources {
+    /// Refuses checkpoints that are quantized already.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::refuse_quantized`]; of a draft model with a headline that says so.
+    pub fn refuse_quantized(&self) -> Result<()> {
+        self.main.refuse_quantized()?;
+        let Some(draft) = &self.draft else { return Ok(()) };
+        draft.refuse_quantized().map_err(|mut failure| {
+            failure.headline = format!("the draft model: {}", failure.headline);
+            failure
+        })
+    }
+
+    /// The checkpoint that a weight is made from.
+    ///
+    /// # Errors
+    /// A weight of a draft model where there is none: a fault of the plan.
+    pub fn of(&self, weight: &Weight) -> io::Result<&Checkpoint> {
+        match weight.origin {
+            Origin::Main => Ok(&self.main),
+            Origin::Draft => {
+                self.draft.as_ref().ok_or_else(|| io::Error::other("there is no draft model"))
+            }
+        }
+    }
+
+    /// A weight's rows, out of the checkpoint that has them.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::source`] and [`Sources::of`].
+    pub fn source(&self, weight: &Weight) -> io::Result<Box<dyn TensorSource + '_>> {
+        self.of(weight)?.source(weight)
+    }
+
+    /// Tensors of the model and of its draft model.
+    pub fn tensors(&self) -> (u64, Option<u64>) {
+        let count = |c: &Checkpoint| c.tensors().len() as u64;
+        (count(&self.main), self.draft.as_ref().map(count))
+    }
+
+    /// Every file that the output depends on, with its length, in byte order of paths. Those of the draft model stand
+    /// under `draft/`.
+    pub fn files(&self) -> Vec<(String, u64)> {
+        let main = self.main.files().iter().map(|f| (f.path.clone(), f.bytes));
+        let draft = self.draft.iter().flat_map(|d| d.files());
+        let draft = draft.map(|f| (format!("{DRAFT_FOLDER}{}", f.path), f.bytes));
+        let mut files: Vec<(String, u64)> = main.chain(draft).collect();
+        files.sort();
+        files
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.files().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The files that go into the artifact, in byte order of paths: the model's side files and the draft model's
+    /// `config.json`, under `draft/`. The draft's tokenizer and templates are the model's.
+    pub fn side_files(&self) -> Vec<SideFile> {
+        let mut files = self.main.side_files().to_vec();
+        if let Some(config) = self.draft_config() {
+            files.push(SideFile {
+                path: format!("{DRAFT_FOLDER}{}", config.path),
+                ..config.clone()
+            });
+        }
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        files
+    }
+
+    fn draft_config(&self) -> Option<&SideFile> {
+        self.draft.as_ref()?.side_files().iter().find(|f| f.path == DRAFT_CONFIG)
+    }
+
+    /// The bytes of a file of [`Sources::side_files`].
+    ///
+    /// # Errors
+    /// As [`Checkpoint::read_side_file`].
+    pub fn read_side_file(&self, file: &SideFile) -> Result<Vec<u8>> {
+        match (file.path.strip_prefix(DRAFT_FOLDER), &self.draft, self.draft_config()) {
+            (Some(path), Some(draft), Some(config)) if config.path == path => {
+                draft.read_side_file(config)
+            }
+            _ => self.main.read_side_file(file),
+        }
+    }
+
+    /// Sha256 of every file of [`Sources::files`], in the same order.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::hash_files`].
+    pub fn hash_files(
+        &self,
+        cancel: &AtomicBool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<Vec<FileDigest>> {
+        let mut all = self.main.hash_files(cancel, progress)?;
+        if let Some(draft) = &self.draft {
+            let digests = draft.hash_files(cancel, progress)?.into_iter();
+            all.extend(
+                digests.map(|d| FileDigest { path: format!("{DRAFT_FOLDER}{}", d.path), ..d }),
+            );
+            all.sort_by(|a, b| a.path.cmp(&b.path));
+        }
+        Ok(all)
+    }
+
+    /// The source file that `path` is, by whatever name or link; `None` for another file or none.
+    pub fn holds(&self, path: &Path) -> Option<String> {
+        let main = self.main.holds(path).map(str::to_owned);
+        let draft = || self.draft.as_ref()?.holds(path).map(|f| format!("{DRAFT_FOLDER}{f}"));
+        main.or_else(draft)
+    }
+}
