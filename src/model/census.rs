@@ -240,6 +240,7 @@ impl<'a> Census<'a> {
             tied_to: None,
             fused_set: None,
             may_be_infinite: false,
+            stored: None,
         });
         self.table.weights.len() - 1
     }
@@ -268,6 +269,7 @@ impl<'a> Census<'a> {
             tied_to: None,
             fused_set: None,
             may_be_infinite: false,
+            stored: None,
         });
     }
 

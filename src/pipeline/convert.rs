@@ -93,8 +93,15 @@ impl<'a> Work<'a> {
             })?;
             work.weights.push(assigned.weight);
             work.entries.push(entry);
+            let kept = *assigned.method == Method::Keep && weight.stored.is_some();
+            let planes = if kept { plan.checkpoint.planes(weight) } else { None };
+            if kept && planes.is_none() {
+                let what = format!("the codes and scales of {} cannot be kept", weight.name);
+                return Err(Failure::plain(FailureKind::Failed, what));
+            }
             work.jobs.push(Job {
                 source,
+                planes,
                 method: &assigned.method,
                 share: assigned.share,
                 may_be_infinite: weight.may_be_infinite && *assigned.method == Method::Keep,

@@ -55,7 +55,12 @@ pub struct Plan {
 /// Every reason why the source, the recipe and the container do not fit, found without reading weight data.
 pub fn plan(checkpoint: Checkpoint, recipe: Recipe, request: Request) -> Result<Plan> {
     checkpoint.refuse_quantized()?;
-    let (spec, table) = understand(&checkpoint, request.weights_only)?;
+    let (spec, mut table) = understand(&checkpoint, request.weights_only)?;
+    for weight in &mut table.weights {
+        weight.stored = checkpoint.stored(weight);
+    }
+    table.unused.extend_from_slice(checkpoint.unused());
+    table.unused.sort();
     let (assignment, mut warnings) = decide(&checkpoint, &recipe, &table, request)?;
     warnings.extend(assignment.warnings.iter().cloned());
     let contents = Parts {
@@ -376,8 +381,7 @@ fn weight_entry(assigned: &Assigned, weight: &Weight) -> EntrySpec {
 }
 
 fn source_bytes(weight: &Weight) -> u64 {
-    let width = weight.dtype.bytes().unwrap_or(0);
-    weight.shape.elements().and_then(|n| n.checked_mul(width)).unwrap_or(0)
+    weight.source_bytes().unwrap_or(0)
 }
 
 /// The decoder's numbers that a person asks for first.
