@@ -186,8 +186,7 @@ impl Checkpoint {
         let config = json.iter().find(|file: &&JsonFile| file.path == "config.json");
         let of_tools = |name: &&str| json.iter().find(|file| file.path == **name).cloned();
         let quant_configs: Vec<JsonFile> = QUANT_CONFIGS.iter().filter_map(of_tools).collect();
-        let quantization =
-            quantized::read(config, &quant_configs, &mut tensors, &places, &shards);
+        let quantization = quantized::read(config, &quant_configs, &mut tensors, &places, &shards);
         let display_name = match &wanted {
             Wanted::File(file) if !has_configs => {
                 file.strip_suffix(".safetensors").unwrap_or(file).to_owned()

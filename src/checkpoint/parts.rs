@@ -261,7 +261,9 @@ impl<'a> Joined<'a> {
             }
             if source.shape().matrix().is_none_or(|(_, c)| c != cols) {
                 let shape = source.shape();
-                return Err(wrong(format!("a part has shape {shape}, and rows of {cols} are joined")));
+                return Err(wrong(format!(
+                    "a part has shape {shape}, and rows of {cols} are joined"
+                )));
             }
             parts.push((first, source));
             first = first
@@ -269,7 +271,10 @@ impl<'a> Joined<'a> {
                 .ok_or_else(|| wrong("its parts exceed 64 bits of rows".to_owned()))?;
         }
         if first != rows {
-            return Err(wrong(format!("its parts have {first} rows, shape {} {rows}", weight.shape)));
+            return Err(wrong(format!(
+                "its parts have {first} rows, shape {} {rows}",
+                weight.shape
+            )));
         }
         Ok(Joined { dtype: weight.dtype, shape: weight.shape.clone(), parts, rows })
     }

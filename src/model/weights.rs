@@ -134,7 +134,12 @@ impl Weight {
     pub fn source_bytes(&self) -> Option<u64> {
         match &self.stored {
             Some(stored) => Some(stored.bytes),
-            None => self.shape.elements()?.checked_mul(u64::from(self.dtype.bits()))?.checked_add(7).map(|n| n / 8),
+            None => self
+                .shape
+                .elements()?
+                .checked_mul(u64::from(self.dtype.bits()))?
+                .checked_add(7)
+                .map(|n| n / 8),
         }
     }
 }

@@ -462,7 +462,9 @@ impl JobState {
             job.source.dtype().bytes().ok_or_else(|| bad("elements are not whole bytes"))?;
         let row_bytes = cols.checked_mul(width).ok_or_else(|| bad("shape overflows"))?;
         let unit = match job.method {
-            Method::Keep => plane_rows(job.planes.as_deref()).ok_or_else(|| bad("blocks overflow"))?,
+            Method::Keep => {
+                plane_rows(job.planes.as_deref()).ok_or_else(|| bad("blocks overflow"))?
+            }
             // A peak is not known yet; the rows that belong together do not depend on it.
             method => {
                 Encoder::new(method, job.source.dtype(), rows, cols, Some(Whole { peak: 1.0 }))

@@ -139,7 +139,11 @@ pub(super) fn problems(
                 Some(rule) => told(number, rule, misfit, weights, &who, names),
                 None => told_kept(misfit, &who),
             };
-            if misfit == Misfit::Unkeepable { with_reasons(problem, weights, table) } else { problem }
+            if misfit == Misfit::Unkeepable {
+                with_reasons(problem, weights, table)
+            } else {
+                problem
+            }
         })
         .collect()
 }
@@ -229,7 +233,9 @@ fn told_kept(misfit: Misfit, who: &str) -> Diagnostic {
         }
         Misfit::Unkeepable => Diagnostic::new(
             AREA,
-            format!("{who}: quantized in the checkpoint, and its codes and scales cannot be kept as they are"),
+            format!(
+                "{who}: quantized in the checkpoint, and its codes and scales cannot be kept as they are"
+            ),
         ),
         Misfit::BitRows(dtype) => Diagnostic::new(
             AREA,
@@ -251,13 +257,16 @@ fn told_kept(misfit: Misfit, who: &str) -> Diagnostic {
 /// Adds why the weights' codes and scales have no planes, every reason once, and the way out.
 fn with_reasons(mut problem: Diagnostic, weights: &[usize], table: &WeightTable) -> Diagnostic {
     let stored = weights.iter().filter_map(|&w| table.weights.get(w)?.stored.as_ref());
-    let mut reasons: Vec<&str> = stored.filter_map(|s| s.planes.as_ref().err().map(|why| &**why)).collect();
+    let mut reasons: Vec<&str> =
+        stored.filter_map(|s| s.planes.as_ref().err().map(|why| &**why)).collect();
     reasons.sort_unstable();
     reasons.dedup();
     for reason in reasons.iter().take(SHOWN) {
         problem = problem.help(*reason);
     }
-    problem.help("a rule that gives them an encoding stores their decoded values, e.g. encoding = \"bf16\"")
+    problem.help(
+        "a rule that gives them an encoding stores their decoded values, e.g. encoding = \"bf16\"",
+    )
 }
 
 fn short_group(cols: u64, group: u64, who: &str, n: usize, method: &Method) -> Diagnostic {

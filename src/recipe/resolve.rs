@@ -329,7 +329,9 @@ fn kind(rule: Option<&Rule>, weight: &Weight) -> Kind {
         Some(rule) => match &rule.encoding.method {
             Method::Keep => (Method::Keep, dtype.name().to_owned()),
             // The values of a weight that is quantized already have to be decoded to be stored in their type.
-            Method::Cast(to) if *to == dtype && !quantized => (Method::Keep, dtype.name().to_owned()),
+            Method::Cast(to) if *to == dtype && !quantized => {
+                (Method::Keep, dtype.name().to_owned())
+            }
             method => (method.clone(), rule.encoding.to_string()),
         },
     };

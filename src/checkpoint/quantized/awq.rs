@@ -13,7 +13,8 @@ pub(super) fn find(f: &mut Finder<'_>, module: &str) {
     let (Some((cols, words)), Some(zero_shape), Some((count, rows))) =
         (codes.matrix(), zeros.matrix(), scale.matrix())
     else {
-        return f.wrong(scale.name, format!("has shape {}; two dimensions are needed", scale.shape));
+        return f
+            .wrong(scale.name, format!("has shape {}; two dimensions are needed", scale.shape));
     };
     if words.checked_mul(8) != Some(rows) || zero_shape != (count, words) {
         let what = format!(

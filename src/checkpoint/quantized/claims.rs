@@ -144,7 +144,10 @@ impl Claims {
                 if let Some(version) = text("version")
                     && !version.eq_ignore_ascii_case("gemm")
                 {
-                    refuse(problems, format!("AWQ packs its codes as `{version}`; only gemm is read"));
+                    refuse(
+                        problems,
+                        format!("AWQ packs its codes as `{version}`; only gemm is read"),
+                    );
                 }
             }
             "gptq" | "auto-round" => {
@@ -153,12 +156,18 @@ impl Claims {
                 let marlin = block.get("is_marlin_format").and_then(Value::as_bool) == Some(true);
                 if marlin || !["gptq", "gptq_v2"].contains(&format) {
                     let format = if marlin { "marlin" } else { format };
-                    refuse(problems, format!("GPTQ packs its codes as `{format}`, which is not read"));
+                    refuse(
+                        problems,
+                        format!("GPTQ packs its codes as `{format}`, which is not read"),
+                    );
                 }
                 if let Some(packing) = text("packing_format")
                     && !["gptq", "awq"].iter().any(|kind| packing.ends_with(kind))
                 {
-                    refuse(problems, format!("auto-round packs its codes as `{packing}`, which is not read"));
+                    refuse(
+                        problems,
+                        format!("auto-round packs its codes as `{packing}`, which is not read"),
+                    );
                 }
             }
             _ => {

@@ -31,7 +31,8 @@ pub(super) fn packed(f: &mut Finder<'_>, module: &str) {
     let global = f.take(&name("weight_global_scale"));
     let Some(scale) = f.need(&name("weight_scale"), codes.name) else { return };
     let Some((rows, width)) = codes.matrix() else {
-        return f.wrong(codes.name, format!("has shape {}; two dimensions are needed", codes.shape));
+        return f
+            .wrong(codes.name, format!("has shape {}; two dimensions are needed", codes.shape));
     };
     match (codes.dtype, scale.dtype) {
         (DType::I32, _) => {
@@ -232,7 +233,8 @@ pub(super) fn plain(f: &mut Finder<'_>, module: &str) {
     let zero = f.take(&name("weight_zero_point"));
     let Some(scale) = f.need(&name("weight_scale"), codes.name) else { return };
     let Some((rows, cols)) = codes.matrix() else {
-        return f.wrong(codes.name, format!("has shape {}; two dimensions are needed", codes.shape));
+        return f
+            .wrong(codes.name, format!("has shape {}; two dimensions are needed", codes.shape));
     };
     let micro = matches!(scale.dtype, DType::U8 | DType::E8M0) && codes.dtype == DType::F8E4M3;
     let scales = if micro {

@@ -265,7 +265,10 @@ impl<'a> Finder<'a> {
         if let Some(claimed) = self.claims.bits_of(&module)
             && claimed != bits
         {
-            self.wrong(&main, format!("has codes of {bits} bits; the configuration says {claimed}"));
+            self.wrong(
+                &main,
+                format!("has codes of {bits} bits; the configuration says {claimed}"),
+            );
             return;
         }
         if !self.used.contains(name.as_str()) && self.tensors.contains_key(&name) {
@@ -346,7 +349,10 @@ impl<'a> Finder<'a> {
             } else if ends(&COMPANIONS) {
                 "belongs to no quantized weight that is read"
             } else if let Some(method) = signs::method_of_tensor(name) {
-                self.wrong.entry(format!("is of {method}, which is not read")).or_default().push(name.clone());
+                self.wrong
+                    .entry(format!("is of {method}, which is not read"))
+                    .or_default()
+                    .push(name.clone());
                 continue;
             } else if codes {
                 "holds codes, and no scale lies beside it"
@@ -358,7 +364,8 @@ impl<'a> Finder<'a> {
         }
         for (what, names) in &self.wrong {
             let quoted: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
-            let problem = Diagnostic::new("quantization", format!("{} {what}", diag::list(&quoted, 4)));
+            let problem =
+                Diagnostic::new("quantization", format!("{} {what}", diag::list(&quoted, 4)));
             problems.push(match what.contains("not read") || what.contains("that is read") {
                 true => problem.help(SUPPORTED),
                 false => problem,

@@ -13,7 +13,8 @@ pub(super) fn find(f: &mut Finder<'_>, module: &str) {
     let Some(codes) = f.take(&name("weight")) else { return };
     let Some(scale) = f.need(&name("weight_scale_inv"), codes.name) else { return };
     let Some((rows, cols)) = codes.matrix() else {
-        return f.wrong(codes.name, format!("has shape {}; two dimensions are needed", codes.shape));
+        return f
+            .wrong(codes.name, format!("has shape {}; two dimensions are needed", codes.shape));
     };
     let dtype = match scale.dtype {
         DType::E8M0 | DType::U8 => DType::E8M0,

@@ -35,7 +35,8 @@ pub(super) fn trio<'a>(f: &mut Finder<'a>, module: &str) -> Option<Trio<'a>> {
     let dtype = f.float_scale(&scale)?;
     for raw in [codes, zeros] {
         if raw.dtype != DType::I32 || raw.matrix().is_none() {
-            let what = format!("holds {} of shape {}; a matrix of i32 is needed", raw.dtype, raw.shape);
+            let what =
+                format!("holds {} of shape {}; a matrix of i32 is needed", raw.dtype, raw.shape);
             f.wrong(raw.name, what);
             return None;
         }
@@ -66,22 +67,28 @@ pub(super) fn find(f: &mut Finder<'_>, module: &str) {
     let (Some((words, rows)), Some((count, zero_words)), Some((scale_rows, scale_cols))) =
         (codes.matrix(), zeros.matrix(), scale.matrix())
     else {
-        return f.wrong(scale.name, format!("has shape {}; two dimensions are needed", scale.shape));
+        return f
+            .wrong(scale.name, format!("has shape {}; two dimensions are needed", scale.shape));
     };
     let bits = zero_words.saturating_mul(32).checked_div(rows).unwrap_or(0);
     let exact = bits.checked_mul(rows) == zero_words.checked_mul(32);
     let Some(code_type) = integer(bits, false).filter(|_| exact && [2, 3, 4, 8].contains(&bits))
     else {
-        let what = format!("has shape {}, which gives {rows} rows no width of 2, 3, 4 or 8 bits", zeros.shape);
+        let what = format!(
+            "has shape {}, which gives {rows} rows no width of 2, 3, 4 or 8 bits",
+            zeros.shape
+        );
         return f.wrong(zeros.name, what);
     };
     let total = words.saturating_mul(32);
     if total % bits != 0 {
-        return f.wrong(codes.name, format!("has {words} words, no whole number of {bits}-bit codes"));
+        return f
+            .wrong(codes.name, format!("has {words} words, no whole number of {bits}-bit codes"));
     }
     let cols = total / bits;
     if (scale_rows, scale_cols) != (count, rows) {
-        let what = format!("has shape {}; codes and zero points give [{count}, {rows}]", scale.shape);
+        let what =
+            format!("has shape {}; codes and zero points give [{count}, {rows}]", scale.shape);
         return f.wrong(scale.name, what);
     }
     let Some(group) = group_size(f, count, cols) else {
@@ -132,7 +139,12 @@ pub(super) fn find(f: &mut Finder<'_>, module: &str) {
             matrix: turned(scale.place, dtype, rows * dtype.bytes().unwrap_or(2), 0),
             block: [1, group],
         },
-        zero: Some(turned(zeros.place, code_type, zero_words * 4, u32::from(f.claims.zero_less_one))),
+        zero: Some(turned(
+            zeros.place,
+            code_type,
+            zero_words * 4,
+            u32::from(f.claims.zero_less_one),
+        )),
         second: Second::None,
         groups: order,
         input: None,

@@ -16,8 +16,8 @@
 mod awq;
 mod claims;
 mod compressed_tensors;
-mod fine_grained_fp8;
 mod finder;
+mod fine_grained_fp8;
 mod gpt_oss;
 mod gptq;
 mod matrix;
@@ -37,8 +37,8 @@ use claims::{Claims, SUPPORTED};
 use finder::{Finder, Found};
 
 pub(super) use packed::{Decoded, Kept, Packed};
-pub use signs::QuantizedWith;
 pub(super) use signs::QUANT_CONFIGS;
+pub use signs::QuantizedWith;
 
 /// A checkpoint's quantization: what shows it, and its weights or why they are not read.
 #[derive(Debug)]
@@ -81,7 +81,9 @@ pub(super) fn read(
                     "quantization",
                     format!("{}, and no tensor is quantized", quantization.with.evidence),
                 )
-                .help("remove the quantization from the configuration if the weights are unquantized")
+                .help(
+                    "remove the quantization from the configuration if the weights are unquantized",
+                )
                 .help(SUPPORTED),
             );
         }
@@ -91,7 +93,10 @@ pub(super) fn read(
             quantization.unused = unused;
         }
     }
-    let headline = format!("this checkpoint is quantized with {}, and cannot be read so", quantization.with.method);
+    let headline = format!(
+        "this checkpoint is quantized with {}, and cannot be read so",
+        quantization.with.method
+    );
     quantization.refusal = problems.finish(FailureKind::Refused, &headline, ()).err();
     Some(quantization)
 }

@@ -23,7 +23,8 @@ pub(super) fn find(f: &mut Finder<'_>, module: &str) {
     let pre = f.take(&name("pre_quant_scale"));
     let Some(scale) = f.need(&name("weight_scale"), codes.name) else { return };
     let Some((rows, width)) = codes.matrix() else {
-        return f.wrong(codes.name, format!("has shape {}; two dimensions are needed", codes.shape));
+        return f
+            .wrong(codes.name, format!("has shape {}; two dimensions are needed", codes.shape));
     };
     let found = match (scale.dtype, second) {
         (DType::F8E4M3, Some(second)) => {
@@ -44,7 +45,10 @@ pub(super) fn find(f: &mut Finder<'_>, module: &str) {
         let cols = weight.codes.cols;
         let Some(dtype) = f.float_scale(&raw) else { return };
         if raw.shape.elements() != Some(cols) {
-            return f.wrong(raw.name, format!("has shape {}; its weight has {cols} columns", raw.shape));
+            return f.wrong(
+                raw.name,
+                format!("has shape {}; its weight has {cols} columns", raw.shape),
+            );
         }
         weight.input = Some(Matrix::plain(raw.place, dtype, 1, cols));
         weight.tensors.push(raw);
@@ -64,7 +68,8 @@ fn row_pairs<'r>(
     let rows = pairs.checked_mul(2)?;
     let scales = f.scales(&scale, dtype, (rows, cols), module)?;
     if scales.block[0] != 1 {
-        let what = format!("has shape {}; int4 codes in pairs of rows have scales by row", scale.shape);
+        let what =
+            format!("has shape {}; int4 codes in pairs of rows have scales by row", scale.shape);
         f.wrong(scale.name, what);
         return None;
     }

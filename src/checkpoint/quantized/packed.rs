@@ -14,7 +14,9 @@ use std::sync::Arc;
 use super::matrix::{Matrix, Values};
 use crate::checkpoint::shard::Shard;
 use crate::num::{self, mini};
-use crate::tensor::{DType, Encoding, PlaneSource, PlaneSpec, Shape, TensorInfo, TensorSource, role};
+use crate::tensor::{
+    DType, Encoding, PlaneSource, PlaneSpec, Shape, TensorInfo, TensorSource, role,
+};
 
 /// A scale of scales.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -108,7 +110,8 @@ impl Packed {
     fn decode(&self, shards: &[Shard], rows: Range<u64>) -> io::Result<Vec<u8>> {
         let cols = usize::try_from(self.codes.cols).map_err(io::Error::other)?;
         let width = self.info.dtype.bytes().unwrap_or(4) as usize;
-        let count = usize::try_from(rows.end.saturating_sub(rows.start)).map_err(io::Error::other)?;
+        let count =
+            usize::try_from(rows.end.saturating_sub(rows.start)).map_err(io::Error::other)?;
         let total = count.checked_mul(cols).and_then(|n| n.checked_mul(width));
         let mut out = Vec::with_capacity(total.ok_or_else(|| invalid("rows are too long"))?);
         let mut codes = Reader::new(shards, &self.codes)?;
@@ -289,8 +292,7 @@ impl<'a> Decoded<'a> {
 
 /// `range` of a part that begins at `rows.start`; `None` past its end.
 fn shifted(rows: &Range<u64>, range: &Range<u64>) -> Option<Range<u64>> {
-    let (start, end) =
-        (rows.start.checked_add(range.start)?, rows.start.checked_add(range.end)?);
+    let (start, end) = (rows.start.checked_add(range.start)?, rows.start.checked_add(range.end)?);
     (start <= end && end <= rows.end).then_some(start..end)
 }
 
@@ -304,8 +306,9 @@ impl TensorSource for Decoded<'_> {
     }
 
     fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
-        let range = shifted(&self.rows, &range)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "rows outside the weight"))?;
+        let range = shifted(&self.rows, &range).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "rows outside the weight")
+        })?;
         Ok(Cow::Owned(self.packed.decode(self.shards, range)?))
     }
 }

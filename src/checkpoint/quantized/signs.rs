@@ -104,7 +104,8 @@ fn from_config<'a>(file: &str, prefix: &str, value: &'a Value, depth: usize) -> 
     for key in ["quantization_config", "compression_config"] {
         if let Some(found) = object.get(key).filter(|v| v.is_object()) {
             let method = method_of(found).map(|m| m.0);
-            let method = method.or((key == "compression_config").then(|| "compressed-tensors".to_owned()));
+            let method =
+                method.or((key == "compression_config").then(|| "compressed-tensors".to_owned()));
             let evidence = format!("{file} has {prefix}{key}");
             return Some(Block { method, value: found, evidence });
         }
@@ -122,7 +123,8 @@ fn from_config<'a>(file: &str, prefix: &str, value: &'a Value, depth: usize) -> 
 fn method_of(config: &Value) -> Option<(String, Option<String>)> {
     let text = |key: &str| config.get(key).and_then(Value::as_str).filter(|s| !s.is_empty());
     let is = |key: &str| config.get(key).and_then(Value::as_bool) == Some(true);
-    let clean = |name: &str| -> String { name.chars().filter(|c| !c.is_control()).take(60).collect() };
+    let clean =
+        |name: &str| -> String { name.chars().filter(|c| !c.is_control()).take(60).collect() };
     let named = |name: &str| Some((name.to_owned(), None));
     let detail = text("quant_algo").or_else(|| text("format")).map(clean);
     if let Some(method) = text("quant_method") {
