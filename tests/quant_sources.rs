@@ -177,7 +177,28 @@ fn every_format_of_compressed_tensors_decodes_to_its_own_decompression() {
         }
     }
     let shown: Vec<String> = encodings.iter().map(|(n, (t, e))| format!("{n}: {t} {e}")).collect();
-    insta::assert_snapshot!(shown.join("\n"), @"");
+    insta::assert_snapshot!(shown.join("\n"), @r"
+    edge/fp8_block: bf16 fp8_e4m3*bf16[128x128]
+    edge/fp8_ch: bf16 fp8_e4m3*bf16[1x*]
+    edge/fp8_tensor: bf16 fp8_e4m3*bf16[*x*]
+    edge/int4_ch_pack: bf16 i4*bf16[1x*]
+    edge/int4_g128_asym_pack: bf16 i4*bf16[1x128]-i4[1x128]
+    edge/int4_g128_pack: bf16 i4*bf16[1x128]
+    edge/int4_g32_asym_pack: bf16 i4*bf16[1x32]-i4[1x32]
+    edge/int4_g32_pack: bf16 i4*bf16[1x32]
+    edge/int8_ch_int: bf16 i8*bf16[1x*]
+    edge/int8_ch_pack: bf16 i8*bf16[1x*]
+    edge/int8_g128_asym_pack: bf16 i8*bf16[1x128]-i8[1x128]
+    edge/int8_g128_int: bf16 i8*bf16[1x128]
+    edge/int8_g128_pack: bf16 i8*bf16[1x128]
+    edge/mxfp4: f32 fp4_e2m1*e8m0[1x32]
+    edge/mxfp8: f32 fp8_e4m3*e8m0[1x32]
+    edge_tame/nvfp4: f32 fp4_e2m1*fp8_e4m3[1x16]*f32[*x*]
+    ragged_pack/fp8_ch: bf16 fp8_e4m3*bf16[1x*]
+    ragged_pack/int4_ch_pack: bf16 i4*bf16[1x*]
+    ragged_pack/int8_ch_int: bf16 i8*bf16[1x*]
+    ragged_pack/int8_ch_pack: bf16 i8*bf16[1x*]
+    ");
 }
 
 #[test]
@@ -531,4 +552,98 @@ fn nvfp4_of_modelopt_and_its_conversion_to_compressed_tensors_are_kept_alike() {
     assert_eq!(one[..2], other[..2]);
     let (a, b) = (f32s(&one[2])[0], f32s(&other[2])[0]);
     assert!((a - b).abs() <= a * 2f32.powi(-23), "{a:e} {b:e}");
+}
+
+#[test]
+fn gate_and_up_are_kept_as_one_weight_only_under_one_global_scale() {
+    let all = golden("compressed-tensors");
+    let tensors = |scale_of_up: f32| -> Vec<Tensor> {
+        all.iter()
+            .filter_map(|(name, (dtype, shape, bytes))| {
+                let leaf = name.strip_prefix("fused/nvfp4/")?;
+                let wanted = leaf.starts_with("gate.") || leaf.starts_with("up.");
+                let mut bytes = bytes.clone();
+                if leaf == "up.weight_global_scale" {
+                    let stored = f32::from_le_bytes(bytes[..4].try_into().expect("four"));
+                    bytes = (stored * scale_of_up).to_le_bytes().to_vec();
+                }
+                wanted.then(|| Tensor { name: leaf.into(), dtype, shape: shape.clone(), bytes })
+            })
+            .collect()
+    };
+    let joined = |checkpoint: &Checkpoint| {
+        let table = model::weights_only(None, checkpoint.tensors()).expect("weights");
+        let mut weight = table.weights[0].clone();
+        weight.parts.push(table.weights[1].parts[0].clone());
+        weight.shape = radpack::tensor::Shape::from([64, 256]);
+        weight.stored = checkpoint.stored(&weight);
+        let apart: Vec<f32> = table.weights.iter().flat_map(|w| decoded(checkpoint, w)).collect();
+        (weight, apart)
+    };
+    let (_a, same) = of(&tensors(1.0), "");
+    let (weight, apart) = joined(&same);
+    assert_eq!(decoded(&same, &weight), apart);
+    let planes = planes(&same, &weight);
+    let codes = |name: &str| all[&format!("fused/nvfp4/{name}")].2.clone();
+    assert_eq!(planes[0], [codes("gate.weight_packed"), codes("up.weight_packed")].concat());
+    assert_eq!(planes[1], [codes("gate.weight_scale"), codes("up.weight_scale")].concat());
+
+    let (_b, other) = of(&tensors(2.0), "");
+    let (weight, apart) = joined(&other);
+    assert_eq!(decoded(&other, &weight), apart);
+    let why = weight.stored.as_ref().expect("quantized").planes.clone().expect_err("not kept");
+    assert_eq!(&*why, "its parts have different global scales");
+    assert!(other.planes(&weight).is_none());
+}
+
+#[test]
+fn integers_of_odd_widths_are_read_packed_without_gaps() {
+    // Little-endian bit stream, elements plus half their range, made here with big integers.
+    let (rows, cols) = (3u64, 40u64);
+    for bits in [3u64, 5, 6, 7] {
+        let code = |r: u64, c: u64| (r * 31 + c * 7) % (1 << bits);
+        let words = (cols * bits).div_ceil(32);
+        let mut bytes = Vec::new();
+        for r in 0..rows {
+            let mut stream = vec![false; (words * 32) as usize];
+            for c in 0..cols {
+                for b in 0..bits {
+                    stream[(c * bits + b) as usize] = code(r, c) >> b & 1 == 1;
+                }
+            }
+            bytes.extend(stream.chunks(8).map(|byte| {
+                byte.iter().enumerate().fold(0u8, |n, (i, &bit)| n | u8::from(bit) << i)
+            }));
+        }
+        let tensors = [
+            Tensor {
+                name: "w.weight_packed".into(),
+                dtype: "I32",
+                shape: vec![rows, words],
+                bytes,
+            },
+            Tensor {
+                name: "w.weight_scale".into(),
+                dtype: "F32",
+                shape: vec![rows, 1],
+                bytes: [1f32, 2.0, 4.0].iter().flat_map(|s| s.to_le_bytes()).collect(),
+            },
+            Tensor {
+                name: "w.weight_shape".into(),
+                dtype: "I64",
+                shape: vec![2],
+                bytes: [rows, cols].iter().flat_map(|n| n.to_le_bytes()).collect(),
+            },
+        ];
+        let (_model, checkpoint) = of(&tensors, "");
+        let weight = weight(&checkpoint);
+        let want: Vec<f32> = (0..rows * cols)
+            .map(|i| {
+                let (r, c) = (i / cols, i % cols);
+                (code(r, c) as f32 - (1u64 << (bits - 1)) as f32) * [1f32, 2.0, 4.0][r as usize]
+            })
+            .collect();
+        assert_eq!(decoded(&checkpoint, &weight), want, "{bits} bits");
+        keeps_exactly(&checkpoint, &weight, "odd width");
+    }
 }

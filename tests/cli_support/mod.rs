@@ -1,4 +1,5 @@
 //! Runs the real binary in a folder of its own.
+#![allow(dead_code)] // each test binary uses its own part
 
 use std::path::{Path, PathBuf};
 

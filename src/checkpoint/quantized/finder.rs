@@ -364,8 +364,9 @@ impl<'a> Finder<'a> {
         }
         for (what, names) in &self.wrong {
             let quoted: Vec<String> = names.iter().map(|n| format!("`{n}`")).collect();
-            let problem =
-                Diagnostic::new("quantization", format!("{} {what}", diag::list(&quoted, 4)));
+            let each = if names.len() > 1 { "each of " } else { "" };
+            let message = format!("{each}{} {what}", diag::list(&quoted, 4));
+            let problem = Diagnostic::new("quantization", message);
             problems.push(match what.contains("not read") || what.contains("that is read") {
                 true => problem.help(SUPPORTED),
                 false => problem,

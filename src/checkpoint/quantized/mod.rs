@@ -94,7 +94,7 @@ pub(super) fn read(
         }
     }
     let headline = format!(
-        "this checkpoint is quantized with {}, and cannot be read so",
+        "the quantization of this checkpoint ({}) cannot be read",
         quantization.with.method
     );
     quantization.refusal = problems.finish(FailureKind::Refused, &headline, ()).err();
