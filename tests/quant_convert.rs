@@ -48,7 +48,8 @@ fn int4_asymmetric(rows: usize, cols: usize, values: &[f32]) -> (Vec<Tensor>, Ve
         for (i, &v) in group.iter().enumerate() {
             let code = (v / scale + zero).round().clamp(-8.0, 7.0);
             codes.push(code as i32 + 8);
-            decoded[unit * 16 + i] = round((code - zero) * scale);
+            // Integers have no negative zero.
+            decoded[unit * 16 + i] = round((code as i32 - zero as i32) as f32 * scale);
         }
         scales.push(scale);
         zeros.push(zero as i32 + 8);
@@ -247,7 +248,13 @@ fn a_quantized_llama_is_quantized_again_from_the_values_it_stands_for() {
             let plain = weights(&tmp.path().join(format!("plain-{recipe}.rad")));
             assert_eq!(quantized.keys().collect::<Vec<_>>(), plain.keys().collect::<Vec<_>>());
             for (weight, planes) in &plain {
-                assert!(quantized[weight] == *planes, "{name} to {recipe}: {weight}");
+                let (found, want) = (&quantized[weight], planes);
+                assert_eq!(found.0, want.0, "{name} to {recipe}: {weight}");
+                for (plane, (a, b)) in found.1.iter().zip(&want.1).enumerate() {
+                    let differs = a.iter().zip(b).position(|(a, b)| a != b);
+                    let shown = differs.map(|at| (at, a[at], b[at]));
+                    assert_eq!(shown, None, "{name} to {recipe}: {weight}, plane {plane}");
+                }
             }
             let file = format!("quantized-{recipe}.rad");
             succeeds(tmp.path(), &["validate", &file, "--against", "quantized"]);

@@ -12,7 +12,7 @@ pub(super) fn is_gptq(f: &Finder<'_>, module: &str) -> bool {
     let width = |leaf: &str| f.get(&format!("{module}.{leaf}")).and_then(|r| Some(r.matrix()?.1));
     match (width("qweight"), width("scales")) {
         (Some(words), Some(rows)) => words == rows,
-        _ => !f.claims.method.as_deref().is_some_and(|m| m == "awq"),
+        _ => f.claims.method.as_deref().is_none_or(|m| m != "awq"),
     }
 }
 
@@ -56,7 +56,7 @@ pub(super) fn group_size(f: &Finder<'_>, count: u64, cols: u64) -> Option<u64> {
     let claimed = f.claims.group_size.filter(|g| *g > 0);
     match claimed {
         Some(g) => (cols.div_ceil(g) == count).then_some(g),
-        None => (count > 0 && cols % count == 0).then(|| cols / count),
+        None => (count > 0 && cols.is_multiple_of(count)).then(|| cols / count),
     }
 }
 
