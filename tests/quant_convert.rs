@@ -128,9 +128,35 @@ fn nvfp4(rows: usize, cols: usize, values: &[f32]) -> (Vec<Tensor>, Vec<f32>) {
     (tensors, decoded)
 }
 
+/// NVFP4 as compressed-tensors names it for the layers' MLPs (176 wide), fp8 by row for their attention.
+fn mixed(rows: usize, cols: usize, values: &[f32]) -> (Vec<Tensor>, Vec<f32>) {
+    if rows != 176 && cols != 176 {
+        return fp8_channel(rows, cols, values);
+    }
+    let divisor = 4096.0f32 / 1.5;
+    let (mut tensors, _) = nvfp4(rows, cols, values);
+    let scales = tensors[1].bytes.clone();
+    let code = |i: usize| tensors[0].bytes[i / 2] >> (i % 2 * 4) & 15;
+    let decoded = (0..rows * cols)
+        .map(|i| {
+            let value = [0.0f32, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code(i) & 7)];
+            let value = if code(i) > 7 { -value } else { value };
+            value * (float8::F8E4M3::from_bits(scales[i / 16]).to_f32() / divisor)
+        })
+        .collect();
+    tensors[0].name = "weight_packed".into();
+    tensors[2] = tensor("weight_global_scale", "F32", &[1], f32s(&[divisor]));
+    tensors[3] = tensor("input_global_scale", "F32", &[1], f32s(&[f32::NAN]));
+    (tensors, decoded)
+}
+
 /// tiny-llama with every projection quantized, and the same model with the values that the test itself decodes.
 fn models(folder: &Path, quantize: Quantize, config: Value) -> (PathBuf, PathBuf) {
-    let source = testkit::tiny_model("tiny-llama");
+    models_of("tiny-llama", folder, quantize, config)
+}
+
+fn models_of(name: &str, folder: &Path, quantize: Quantize, config: Value) -> (PathBuf, PathBuf) {
+    let source = testkit::tiny_model(name);
     let (mut quantized, mut plain) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(&source).expect("lists") {
         let path = entry.expect("an entry").path();
@@ -323,6 +349,65 @@ fn a_weight_that_cannot_be_kept_is_refused_with_the_reason_and_the_way_out() {
     succeeds(tmp.path(), &["convert", "quantized", "--recipe", "int8-g128", "-o", "a.rad"]);
 }
 
+#[test]
+fn a_checkpoint_of_two_formats_is_read_by_the_tensors_of_each_weight() {
+    let tmp = tempfile::tempdir().expect("a folder");
+    let weights_of = |bits: u64| json!({"num_bits": bits, "type": "float"});
+    let config = json!({
+        "quant_method": "compressed-tensors", "format": "mixed-precision", "ignore": ["re:.*lm_head"],
+        "config_groups": {
+            "mlp": {"targets": ["re:.*mlp.*"], "weights": weights_of(4), "format": "nvfp4-pack-quantized"},
+            "attn": {"targets": ["re:.*self_attn.*"], "weights": weights_of(8), "format": "float-quantized"},
+        },
+    });
+    models(tmp.path(), mixed, config);
+    for source in ["quantized", "plain"] {
+        let out = format!("{source}.rad");
+        succeeds(tmp.path(), &["convert", source, "--recipe", "int8-g128", "-o", &out]);
+    }
+    let (quantized, plain) =
+        (weights(&tmp.path().join("quantized.rad")), weights(&tmp.path().join("plain.rad")));
+    for (weight, planes) in &plain {
+        assert!(quantized[weight] == *planes, "{weight}");
+    }
+    fs::write(tmp.path().join("keep.toml"), KEEP).expect("writes");
+    succeeds(tmp.path(), &["convert", "quantized", "--recipe", "keep.toml", "-o", "kept.rad"]);
+    let kept = weights(&tmp.path().join("kept.rad"));
+    assert_eq!(kept["blk.0.ffn_up.weight"].0, "fp4_e2m1*fp8_e4m3[1x16]*f32[*x*]");
+    assert_eq!(kept["blk.0.attn_q.weight"].0, "fp8_e4m3*bf16[1x*]");
+}
+
+#[test]
+fn experts_of_qwen3_moe_are_joined_kept_and_requantized() {
+    let tmp = tempfile::tempdir().expect("a folder");
+    let config = json!({
+        "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*.mlp.gate"],
+    });
+    let (source, _) = models_of("tiny-qwen3-moe", tmp.path(), nvfp4, config);
+    for source in ["quantized", "plain"] {
+        let out = format!("{source}.rad");
+        succeeds(tmp.path(), &["convert", source, "--recipe", "int8-g128", "-o", &out]);
+    }
+    let (quantized, plain) =
+        (weights(&tmp.path().join("quantized.rad")), weights(&tmp.path().join("plain.rad")));
+    for (weight, planes) in &plain {
+        assert!(quantized[weight] == *planes, "{weight}");
+    }
+    fs::write(tmp.path().join("keep.toml"), KEEP).expect("writes");
+    succeeds(tmp.path(), &["convert", "quantized", "--recipe", "keep.toml", "-o", "kept.rad"]);
+    succeeds(tmp.path(), &["validate", "kept.rad", "--against", "quantized"]);
+    let kept = weights(&tmp.path().join("kept.rad"));
+    let bytes = fs::read(source.join("model.safetensors")).expect("reads");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let part = |leaf: &str| {
+        let name = format!("model.layers.1.mlp.experts.2.{leaf}");
+        tensors.tensor(&name).expect("there").data().to_vec()
+    };
+    let (_, planes) = &kept["blk.1.ffn_gate_up_exps.2.weight"];
+    assert!(planes[0] == [part("gate_proj.weight"), part("up_proj.weight")].concat());
+    assert!(planes[1] == [part("gate_proj.weight_scale"), part("up_proj.weight_scale")].concat());
+}
+
 // ---- refusals ----
 
 fn refused(tensors: &[Tensor], config: &str) -> String {
@@ -399,6 +484,12 @@ fn a_configuration_that_contradicts_its_tensors_is_refused() {
     assert_eq!(
         refused(&fp8("m", "weight_scale", &[4, 2]), &ct(8, json!(2), "lm_head")),
         "`m.weight_scale` gives groups of 4 columns; the configuration says `group_size` 2"
+    );
+    let modelopt =
+        r#"{"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["*.q_*"]}"#;
+    assert_eq!(
+        refused(&rows, modelopt),
+        "`m.0.q_proj.weight` is quantized, and the configuration's `ignore` says that it is not"
     );
     let plain = [tensor("a.weight", "BF16", &[2, 2], vec![0; 8])];
     assert_eq!(

@@ -102,6 +102,7 @@ impl<'a> Work<'a> {
             work.jobs.push(Job {
                 source,
                 planes,
+                stored_bytes: weight.stored.as_ref().map(|stored| stored.bytes),
                 method: &assigned.method,
                 share: assigned.share,
                 may_be_infinite: weight.may_be_infinite && *assigned.method == Method::Keep,

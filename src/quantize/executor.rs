@@ -31,6 +31,8 @@ pub struct Job<'a> {
     /// Planes that are copied instead of the source's bytes, for a weight that is kept and quantized already; its
     /// source is still read for values that are not finite.
     pub planes: Option<Box<dyn PlaneSource + 'a>>,
+    /// Bytes that the weight takes in its file, for progress; `None` when they are those of the source's rows.
+    pub stored_bytes: Option<u64>,
     /// How it is stored.
     pub method: &'a Method,
     /// Jobs of one set share tensor-wide facts.
@@ -314,7 +316,7 @@ impl<'a, 'j> Run<'a, 'j> {
             Ok(sum) => lock(&state.sum).merge(&sum),
             Err(error) => self.reject(job, error),
         }
-        self.sink.advance(job, bytes.len() as u64);
+        self.sink.advance(job, self.read_bytes(job, bytes.len() as u64));
         if state.blocks_left.fetch_sub(1, Ordering::AcqRel) == 1 {
             lock(&state.encoder).take();
             if !self.scan_only.load(Ordering::Relaxed) {
@@ -322,6 +324,15 @@ impl<'a, 'j> Run<'a, 'j> {
             }
         }
         Ok(())
+    }
+
+    /// Bytes of the file behind so many decoded ones.
+    fn read_bytes(&self, job: usize, decoded: u64) -> u64 {
+        let Some(stored) = self.jobs[job].stored_bytes else { return decoded };
+        let state = &self.states[job];
+        let all = u128::from(state.rows) * u128::from(state.row_bytes);
+        let share = u128::from(stored) * u128::from(decoded) / all.max(1);
+        u64::try_from(share).unwrap_or(stored)
     }
 
     fn scan(&self, job: usize, first_row: u64, bytes: &[u8]) -> Result<(), EncodeError> {
@@ -604,7 +615,14 @@ mod tests {
     }
 
     fn job(rows: Rows, method: &Method, share: Option<usize>) -> Job<'_> {
-        Job { source: Box::new(rows), planes: None, method, share, may_be_infinite: false }
+        Job {
+            source: Box::new(rows),
+            planes: None,
+            stored_bytes: None,
+            method,
+            share,
+            may_be_infinite: false,
+        }
     }
 
     #[test]

@@ -70,6 +70,12 @@ impl Matcher {
         }
     }
 
+    /// A name of ModelOpt, whole, in which `*` stands for anything.
+    fn glob(text: &str) -> Option<Matcher> {
+        let pattern = regex::escape(text).replace("\\*", ".*");
+        Regex::new(&format!("^{pattern}$")).map(Matcher::Pattern).ok()
+    }
+
     fn matches(&self, module: &str) -> bool {
         match self {
             Matcher::Exact(name) => name == module,
@@ -175,6 +181,13 @@ impl Claims {
                     && !ALGORITHMS.contains(&algorithm.to_ascii_uppercase().as_str())
                 {
                     refuse(problems, format!("ModelOpt's algorithm {algorithm} is not read"));
+                }
+                if name.starts_with("modelopt") {
+                    for key in ["exclude_modules", "ignore"] {
+                        let globs = block.get(key).and_then(Value::as_array).into_iter().flatten();
+                        let globs = globs.filter_map(Value::as_str);
+                        claims.ignore.extend(globs.filter_map(Matcher::glob));
+                    }
                 }
             }
         }
