@@ -492,9 +492,10 @@ fn a_quantized_source_opens_and_is_refused_on_request() {
     model.put("config.json", br#"{"quantization_config": {"quant_method": "gptq", "bits": 4}}"#);
     let failure = model.opened().refuse_quantized().expect_err("refused");
     assert_eq!(failure.kind, FailureKind::Refused);
-    assert_eq!(failure.headline, "this checkpoint is already quantized with gptq");
-    assert!(
-        failure.problems[0].help[0].starts_with("supported inputs are unquantized checkpoints")
+    assert_eq!(failure.headline, "the quantization of this checkpoint (gptq) cannot be read");
+    assert_eq!(
+        failure.problems[0].message,
+        "config.json has quantization_config, and no tensor is quantized"
     );
 
     let bare = Model::new();
@@ -502,7 +503,8 @@ fn a_quantized_source_opens_and_is_refused_on_request() {
         "model.safetensors",
         &file(&[counting("l.0.down_proj.SCB", &[1], 0), counting("l.0.down_proj.weight", &[1], 0)]),
     );
-    let found = bare.opened().quantized().expect("recognised by its tensors");
+    let opened = bare.opened();
+    let found = opened.quantized().expect("recognised by its tensors");
     assert_eq!(found.method, "bitsandbytes int8");
     assert_eq!(found.evidence, "1 tensor ends in .SCB, e.g. `l.0.down_proj.SCB`");
 

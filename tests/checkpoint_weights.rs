@@ -31,6 +31,7 @@ fn weight(shape: &[u64], parts: &[(&str, Option<u64>)]) -> Weight {
         tied_to: None,
         fused_set: None,
         may_be_infinite: false,
+        stored: None,
     }
 }
 

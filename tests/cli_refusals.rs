@@ -165,7 +165,12 @@ fn sources_that_do_not_fit_are_refused_with_every_problem() {
         1,
     );
     fs::write(model.join("config.json"), quantized).expect("writes");
-    refused(tmp.path(), &["model", "--no-tokenizer"], 3, &["already quantized with gptq"]);
+    refused(
+        tmp.path(),
+        &["model", "--no-tokenizer"],
+        3,
+        &["(gptq) cannot be read", "no tensor is quantized"],
+    );
 }
 
 #[test]

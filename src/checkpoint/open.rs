@@ -11,8 +11,8 @@ use super::folder::{self, Folder, Kind, Trouble};
 use super::index;
 use super::json::JsonFile;
 use super::layout;
-use super::parts::{self, Assembled, Place};
-use super::quantized::{self, QUANT_CONFIGS, QuantizedWith};
+use super::parts::{self, Assembled, Joined, Place};
+use super::quantized::{self, Decoded, Kept, Packed, QUANT_CONFIGS, Quantization, QuantizedWith};
 use super::reader::{Reader, Wanted};
 use super::safetensors::Header;
 use super::shard::Shard;
@@ -20,8 +20,8 @@ use super::side::{LeftOut, SideFile};
 use super::source::{HubId, HubIdentity, OpenOptions};
 use super::tokenizer::{self, Ids, TokenizerReport};
 use crate::diag::{self, Diagnostic, Failure, FailureKind, Problems, Result};
-use crate::model::Weight;
-use crate::tensor::{TensorInfo, TensorSource};
+use crate::model::{Part, Stored, Weight};
+use crate::tensor::{PlaneSource, TensorInfo, TensorSource};
 
 /// A source of weights: tensors by name, configs, side files.
 ///
@@ -35,6 +35,7 @@ pub struct Checkpoint {
     shards: Vec<Shard>,
     tensors: BTreeMap<String, TensorInfo>,
     places: BTreeMap<String, Place>,
+    quantization: Option<Quantization>,
     json: Vec<JsonFile>,
     has_configs: bool,
     side_files: Vec<SideFile>,
@@ -181,7 +182,11 @@ impl Checkpoint {
         files.sort_by(|a, b| a.path.cmp(&b.path));
         files.dedup_by(|a, b| a.path == b.path);
 
-        let (tensors, places) = join(&shards, headers);
+        let (mut tensors, places) = join(&shards, headers);
+        let config = json.iter().find(|file: &&JsonFile| file.path == "config.json");
+        let of_tools = |name: &&str| json.iter().find(|file| file.path == **name).cloned();
+        let quant_configs: Vec<JsonFile> = QUANT_CONFIGS.iter().filter_map(of_tools).collect();
+        let quantization = quantized::read(config, &quant_configs, &mut tensors, &places, &shards);
         let display_name = match &wanted {
             Wanted::File(file) if !has_configs => {
                 file.strip_suffix(".safetensors").unwrap_or(file).to_owned()
@@ -196,6 +201,7 @@ impl Checkpoint {
             shards,
             tensors,
             places,
+            quantization,
             json,
             has_configs,
             side_files,
@@ -267,18 +273,85 @@ impl Checkpoint {
     }
 
     /// Whether the weights are quantized already, by config or by the names of tensors.
-    pub fn quantized(&self) -> Option<QuantizedWith> {
-        let quant_configs: Vec<JsonFile> =
-            QUANT_CONFIGS.iter().filter_map(|name| self.json(name).cloned()).collect();
-        quantized::detect(self.config(), &quant_configs, &self.tensors)
+    pub fn quantized(&self) -> Option<&QuantizedWith> {
+        self.quantization.as_ref().map(|q| &q.with)
     }
 
-    /// Refuses a checkpoint that is quantized already.
+    /// Refuses a checkpoint that is quantized in a way that is not read, or whose quantization is faulty.
     ///
     /// # Errors
-    /// Refused (3), with the method and what shows it.
+    /// Refused (3), with every tensor that is at fault.
     pub fn refuse_quantized(&self) -> Result<()> {
-        self.quantized().map_or(Ok(()), |found| Err(found.refusal()))
+        match self.quantization.as_ref().and_then(|q| q.refusal.as_ref()) {
+            Some(refusal) => Err(refusal.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Tensors of a quantized checkpoint that are left out, with the reason: scales of activations and caches.
+    pub fn unused(&self) -> &[(String, String)] {
+        self.quantization.as_ref().map_or(&[], |q| &q.unused)
+    }
+
+    fn packed(&self, part: &Part) -> Option<&Packed> {
+        self.quantization.as_ref()?.packed.get(&part.tensor)
+    }
+
+    /// The rows of a quantized tensor that a part takes.
+    fn packed_rows(packed: &Packed, part: &Part) -> Option<Range<u64>> {
+        let (rows, _) = packed.extent();
+        let Some(index) = part.index else { return Some(0..rows) };
+        let count = packed.info.shape.extents().first().copied().filter(|n| index < *n)?;
+        let each = rows / count;
+        Some(each * index..each * (index + 1))
+    }
+
+    /// How the checkpoint stores a weight that is quantized there; `None` for one that is not.
+    pub fn stored(&self, weight: &Weight) -> Option<Stored> {
+        let mut bytes = 0u64;
+        let mut any = false;
+        for part in &weight.parts {
+            match self.packed(part) {
+                Some(packed) => {
+                    any = true;
+                    let rows = Checkpoint::packed_rows(packed, part)?;
+                    let share = (rows.end - rows.start) as u128 * u128::from(packed.bytes);
+                    let all = u128::from(packed.extent().0.max(1));
+                    bytes = bytes.saturating_add(u64::try_from(share / all).unwrap_or(u64::MAX));
+                }
+                None => {
+                    let place = self.places.get(&part.tensor)?;
+                    bytes = bytes.saturating_add(place.end - place.begin);
+                }
+            }
+        }
+        if !any {
+            return None;
+        }
+        let planes = match self.kept(weight) {
+            Ok(kept) => Ok(kept.encoding().clone().into()),
+            Err(why) => Err(why.into()),
+        };
+        Some(Stored { bytes, planes })
+    }
+
+    fn kept(&self, weight: &Weight) -> std::result::Result<Kept<'_>, String> {
+        let mut parts = Vec::with_capacity(weight.parts.len());
+        for part in &weight.parts {
+            let packed = self
+                .packed(part)
+                .ok_or_else(|| format!("its part {} is not quantized", part.tensor))?;
+            let rows = Checkpoint::packed_rows(packed, part)
+                .ok_or_else(|| format!("{} has no such index", part.tensor))?;
+            parts.push((packed, rows));
+        }
+        Kept::new(&self.shards, &weight.shape, parts)
+    }
+
+    /// The codes and scales of a weight that the checkpoint holds quantized, as planes; `None` for an unquantized
+    /// weight and for one whose [`Stored::planes`] says why there are none.
+    pub fn planes(&self, weight: &Weight) -> Option<Box<dyn PlaneSource + '_>> {
+        Some(Box::new(self.kept(weight).ok()?))
     }
 
     /// Checks the tokenizer: every token id must have one of the `rows` of the embedding (`None` when there is no
@@ -324,14 +397,42 @@ impl Checkpoint {
         report
     }
 
-    /// A weight, assembled from its parts; its rows are read on demand.
+    /// A weight, assembled from its parts; its rows are read on demand, and decoded where the checkpoint holds them
+    /// quantized.
     ///
     /// # Errors
     /// `InvalidData` when the weight does not fit the checkpoint's tensors (names, element types, shapes): a fault of
     /// the table that it comes from.
     pub fn source(&self, weight: &Weight) -> io::Result<Box<dyn TensorSource + '_>> {
-        let runs = self.runs(weight)?;
-        Ok(Box::new(Assembled::new(weight, &self.shards, runs)?))
+        if !weight.parts.iter().any(|part| self.packed(part).is_some()) {
+            let runs = self.runs(weight)?;
+            return Ok(Box::new(Assembled::new(weight, &self.shards, runs)?));
+        }
+        let mut sources: Vec<(u64, Box<dyn TensorSource + '_>)> = Vec::new();
+        for part in &weight.parts {
+            let misfit = || {
+                let what = format!("{}: {} does not fit it", weight.name, part.tensor);
+                io::Error::new(io::ErrorKind::InvalidData, what)
+            };
+            sources.push(match self.packed(part) {
+                Some(packed) => {
+                    let rows = Checkpoint::packed_rows(packed, part).ok_or_else(misfit)?;
+                    let count = rows.end - rows.start;
+                    (count, Box::new(Decoded::new(&self.shards, packed, rows)))
+                }
+                None => {
+                    let info = self.tensors.get(&part.tensor).ok_or_else(misfit)?;
+                    let extents = info.shape.extents();
+                    let inner = extents.get(usize::from(part.index.is_some())..);
+                    let shape = crate::tensor::Shape::from(inner.ok_or_else(misfit)?);
+                    let (rows, _) = shape.matrix().ok_or_else(misfit)?;
+                    let single = Weight { shape, parts: vec![part.clone()], ..weight.clone() };
+                    let runs = self.runs(&single)?;
+                    (rows, Box::new(Assembled::new(&single, &self.shards, runs)?))
+                }
+            });
+        }
+        Ok(Box::new(Joined::new(weight, sources)?))
     }
 
     fn runs(&self, weight: &Weight) -> io::Result<Vec<parts::Run>> {

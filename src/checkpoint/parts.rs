@@ -226,3 +226,90 @@ impl TensorSource for Assembled<'_> {
         Ok(Cow::Owned(bytes))
     }
 }
+
+/// Sources one below the other: parts of a weight of which some are quantized.
+pub(super) struct Joined<'a> {
+    dtype: DType,
+    shape: Shape,
+    /// First row of each part in the weight.
+    parts: Vec<(u64, Box<dyn TensorSource + 'a>)>,
+    rows: u64,
+}
+
+impl<'a> Joined<'a> {
+    /// A weight over the sources of its parts, each with its rows.
+    ///
+    /// # Errors
+    /// `InvalidData` when types, columns or rows are not those of the weight.
+    pub fn new(
+        weight: &Weight,
+        sources: Vec<(u64, Box<dyn TensorSource + 'a>)>,
+    ) -> io::Result<Joined<'a>> {
+        let wrong = |what: String| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", weight.name))
+        };
+        let (rows, cols) = weight
+            .shape
+            .matrix()
+            .ok_or_else(|| wrong(format!("shape {} exceeds 64 bits", weight.shape)))?;
+        let mut parts = Vec::with_capacity(sources.len());
+        let mut first = 0u64;
+        for (count, source) in sources {
+            if source.dtype() != weight.dtype {
+                let found = source.dtype();
+                return Err(wrong(format!("a part is {found}, the weight {}", weight.dtype)));
+            }
+            if source.shape().matrix().is_none_or(|(_, c)| c != cols) {
+                let shape = source.shape();
+                return Err(wrong(format!(
+                    "a part has shape {shape}, and rows of {cols} are joined"
+                )));
+            }
+            parts.push((first, source));
+            first = first
+                .checked_add(count)
+                .ok_or_else(|| wrong("its parts exceed 64 bits of rows".to_owned()))?;
+        }
+        if first != rows {
+            return Err(wrong(format!(
+                "its parts have {first} rows, shape {} {rows}",
+                weight.shape
+            )));
+        }
+        Ok(Joined { dtype: weight.dtype, shape: weight.shape.clone(), parts, rows })
+    }
+}
+
+impl TensorSource for Joined<'_> {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
+        if range.start > range.end || range.end > self.rows {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("rows {}..{} of a weight with {} rows", range.start, range.end, self.rows),
+            ));
+        }
+        let mut out: Cow<'_, [u8]> = Cow::Borrowed(&[]);
+        for (n, (first, source)) in self.parts.iter().enumerate() {
+            let end = self.parts.get(n + 1).map_or(self.rows, |(next, _)| *next);
+            let (start, end) = (range.start.max(*first), range.end.min(end));
+            if start >= end {
+                continue;
+            }
+            let found = source.rows(start - first..end - first)?;
+            if out.is_empty() {
+                out = found;
+            } else {
+                out.to_mut().extend_from_slice(&found);
+            }
+        }
+        Ok(out)
+    }
+}

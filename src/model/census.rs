@@ -241,6 +241,7 @@ impl<'a> Census<'a> {
             tied_to: None,
             fused_set: None,
             may_be_infinite: false,
+            stored: None,
         });
         self.table.weights.len() - 1
     }
@@ -270,6 +271,7 @@ impl<'a> Census<'a> {
             tied_to: None,
             fused_set: None,
             may_be_infinite: false,
+            stored: None,
         });
     }
 

@@ -63,7 +63,7 @@ pub use spec::{
     ProjectorSpec, RopeScaling, RopeSpec, RouterKind, SiglipTower, SpecialTokens, TextSpec,
     ValueSource, VisionEmbedder, VisionSpec, VisionTower,
 };
-pub use weights::{Class, DRAFT_PREFIX, Origin, Part, Tower, Weight, WeightTable};
+pub use weights::{Class, DRAFT_PREFIX, Origin, Part, Stored, Tower, Weight, WeightTable};
 pub use weights_only::weights_only;
 
 use std::collections::BTreeMap;

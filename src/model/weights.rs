@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Encoding, Shape};
 
 /// Part of a model that a rule can select and a target can leave out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,6 +133,33 @@ pub struct Weight {
     pub fused_set: Option<String>,
     /// Whether ±infinity is a legal value (clipping bounds).
     pub may_be_infinite: bool,
+    /// How the checkpoint stores it, when it is quantized there already; [`Weight::dtype`] is then the type of its
+    /// decoded values.
+    pub stored: Option<Stored>,
+}
+
+/// A weight that its checkpoint holds quantized.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// Bytes of its tensors in the checkpoint, scales included.
+    pub bytes: u64,
+    /// The encoding that holds the same codes and scales, or why there is none.
+    pub planes: Result<Arc<Encoding>, Arc<str>>,
+}
+
+impl Weight {
+    /// Bytes that its parts take in the checkpoint; `None` when they exceed 64 bits.
+    pub fn source_bytes(&self) -> Option<u64> {
+        match &self.stored {
+            Some(stored) => Some(stored.bytes),
+            None => self
+                .shape
+                .elements()?
+                .checked_mul(u64::from(self.dtype.bits()))?
+                .checked_add(7)
+                .map(|n| n / 8),
+        }
+    }
 }
 
 impl Weight {

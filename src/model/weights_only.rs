@@ -59,6 +59,7 @@ pub fn weights_only(
             tied_to: None,
             fused_set: None,
             may_be_infinite: false,
+            stored: None,
         });
     }
     if table.weights.is_empty() && problems.is_empty() {

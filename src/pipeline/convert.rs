@@ -93,8 +93,19 @@ impl<'a> Work<'a> {
             })?;
             work.weights.push(assigned.weight);
             work.entries.push(entry);
+            let kept = *assigned.method == Method::Keep && weight.stored.is_some();
+            let planes = match plan.sources.of(weight) {
+                Ok(checkpoint) if kept => checkpoint.planes(weight),
+                _ => None,
+            };
+            if kept && planes.is_none() {
+                let what = format!("the codes and scales of {} cannot be kept", weight.name);
+                return Err(Failure::plain(FailureKind::Failed, what));
+            }
             work.jobs.push(Job {
                 source,
+                planes,
+                stored_bytes: weight.stored.as_ref().map(|stored| stored.bytes),
                 method: &assigned.method,
                 share: assigned.share,
                 may_be_infinite: weight.may_be_infinite && *assigned.method == Method::Keep,

@@ -57,7 +57,12 @@ pub struct Plan {
 pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Result<Plan> {
     let sources = sources.into();
     sources.refuse_quantized()?;
-    let (spec, table) = understand(&sources, request.weights_only)?;
+    let (spec, mut table) = understand(&sources, request.weights_only)?;
+    for weight in &mut table.weights {
+        weight.stored = sources.of(weight).ok().and_then(|checkpoint| checkpoint.stored(weight));
+    }
+    table.unused.extend(sources.unused());
+    table.unused.sort();
     let (assignment, mut warnings) = decide(&sources, &recipe, &table, request)?;
     warnings.extend(assignment.warnings.iter().cloned());
     let contents = Parts {
@@ -418,8 +423,7 @@ fn weight_entry(assigned: &Assigned, weight: &Weight) -> EntrySpec {
 }
 
 fn source_bytes(weight: &Weight) -> u64 {
-    let width = weight.dtype.bytes().unwrap_or(0);
-    weight.shape.elements().and_then(|n| n.checked_mul(width)).unwrap_or(0)
+    weight.source_bytes().unwrap_or(0)
 }
 
 /// The decoder's numbers that a person asks for first.

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::checkpoint::{Checkpoint, FileDigest, SideFile};
 use crate::diag::Result;
-use crate::model::{Origin, Weight};
+use crate::model::{DRAFT_PREFIX, Origin, Weight};
 use crate::tensor::TensorSource;
 
 /// What stands before the paths of a draft model's files in manifests and entries. No path of a model begins with it:
@@ -43,6 +43,13 @@ impl Sources {
             failure.headline = format!("the draft model: {}", failure.headline);
             failure
         })
+    }
+
+    /// Tensors that are left out of either checkpoint, with the reason.
+    pub fn unused(&self) -> impl Iterator<Item = (String, String)> {
+        let draft = self.draft.iter().flat_map(|d| d.unused());
+        let draft = draft.map(|(name, why)| (format!("{DRAFT_PREFIX}{name}"), why.clone()));
+        self.main.unused().iter().cloned().chain(draft)
     }
 
     /// The checkpoint that a weight is made from.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use super::{EncodeError, Encoder, ErrorSum, PlaneBuffers, Whole, peak};
 use crate::num::{self, NonFinite};
 use crate::recipe::Method;
-use crate::tensor::TensorSource;
+use crate::tensor::{PlaneLayout, PlaneSource, TensorSource};
 
 /// Source bytes of one row block. Large enough for sequential writes, small enough that source rows, codes and
 /// scales of a block stay in a core's second-level cache.
@@ -28,6 +28,11 @@ const MAX_REJECTED: usize = 20;
 pub struct Job<'a> {
     /// Where its rows come from.
     pub source: Box<dyn TensorSource + 'a>,
+    /// Planes that are copied instead of the source's bytes, for a weight that is kept and quantized already; its
+    /// source is still read for values that are not finite.
+    pub planes: Option<Box<dyn PlaneSource + 'a>>,
+    /// Bytes that the weight takes in its file, for progress; `None` when they are those of the source's rows.
+    pub stored_bytes: Option<u64>,
     /// How it is stored.
     pub method: &'a Method,
     /// Jobs of one set share tensor-wide facts.
@@ -311,7 +316,7 @@ impl<'a, 'j> Run<'a, 'j> {
             Ok(sum) => lock(&state.sum).merge(&sum),
             Err(error) => self.reject(job, error),
         }
-        self.sink.advance(job, bytes.len() as u64);
+        self.sink.advance(job, self.read_bytes(job, bytes.len() as u64));
         if state.blocks_left.fetch_sub(1, Ordering::AcqRel) == 1 {
             lock(&state.encoder).take();
             if !self.scan_only.load(Ordering::Relaxed) {
@@ -319,6 +324,15 @@ impl<'a, 'j> Run<'a, 'j> {
             }
         }
         Ok(())
+    }
+
+    /// Bytes of the file behind so many decoded ones.
+    fn read_bytes(&self, job: usize, decoded: u64) -> u64 {
+        let Some(stored) = self.jobs[job].stored_bytes else { return decoded };
+        let state = &self.states[job];
+        let all = u128::from(state.rows) * u128::from(state.row_bytes);
+        let share = u128::from(stored) * u128::from(decoded) / all.max(1);
+        u64::try_from(share).unwrap_or(stored)
     }
 
     fn scan(&self, job: usize, first_row: u64, bytes: &[u8]) -> Result<(), EncodeError> {
@@ -341,9 +355,44 @@ impl<'a, 'j> Run<'a, 'j> {
         if let Err(found) = self.scan(job, first_row, bytes) {
             return Ok(Err(found));
         }
+        if let Some(planes) = &self.jobs[job].planes {
+            self.copy(job, first_row, bytes.len() as u64, &**planes)?;
+            return Ok(Ok(ErrorSum::default()));
+        }
         let at = first_row * self.states[job].row_bytes;
         self.sink.write(job, 0, at, bytes).map_err(writing(job))?;
         Ok(Ok(ErrorSum::default()))
+    }
+
+    /// The plane rows that belong to a block, which begins on a row of every plane.
+    fn copy(
+        &self,
+        job: usize,
+        first_row: u64,
+        length: u64,
+        planes: &dyn PlaneSource,
+    ) -> Result<(), ExecuteError> {
+        let state = &self.states[job];
+        let end = first_row + length / state.row_bytes.max(1);
+        let specs = &planes.encoding().planes;
+        for (plane, spec) in specs.iter().enumerate() {
+            let rows = match spec.layout {
+                PlaneLayout::Tiled { block: [rows, _] } if rows > 0 => {
+                    first_row / rows..end.div_ceil(rows)
+                }
+                // Planes that belong to the whole weight go with its first block.
+                _ if first_row > 0 => continue,
+                _ => 0..spec.grid(state.rows, state.cols).0,
+            };
+            let at = spec.row_bytes(state.cols).and_then(|n| n.checked_mul(rows.start));
+            let at = at.ok_or_else(|| ExecuteError::Method {
+                job,
+                reason: format!("plane `{}` is too long", spec.role),
+            })?;
+            let bytes = planes.plane_rows(plane, rows).map_err(reading(job))?;
+            self.sink.write(job, plane, at, &bytes).map_err(writing(job))?;
+        }
+        Ok(())
     }
 
     fn encode_block(
@@ -424,7 +473,9 @@ impl JobState {
             job.source.dtype().bytes().ok_or_else(|| bad("elements are not whole bytes"))?;
         let row_bytes = cols.checked_mul(width).ok_or_else(|| bad("shape overflows"))?;
         let unit = match job.method {
-            Method::Keep => 1,
+            Method::Keep => {
+                plane_rows(job.planes.as_deref()).ok_or_else(|| bad("blocks overflow"))?
+            }
             // A peak is not known yet; the rows that belong together do not depend on it.
             method => {
                 Encoder::new(method, job.source.dtype(), rows, cols, Some(Whole { peak: 1.0 }))
@@ -451,6 +502,21 @@ impl JobState {
         let (rows, step) = (self.rows, self.block_rows);
         (0..rows.div_ceil(step)).map(move |b| b * step..((b + 1) * step).min(rows))
     }
+}
+
+/// Rows after which every plane begins a row of its own; 1 without planes.
+fn plane_rows(planes: Option<&(dyn PlaneSource + '_)>) -> Option<u64> {
+    let specs = planes.map_or(&[][..], |p| &p.encoding().planes);
+    specs.iter().try_fold(1u64, |unit, spec| match spec.layout {
+        PlaneLayout::Tiled { block: [rows, _] } if rows > 0 => {
+            let (mut a, mut b) = (unit, rows);
+            while b != 0 {
+                (a, b) = (b, a % b);
+            }
+            (unit / a).checked_mul(rows)
+        }
+        _ => Some(unit),
+    })
 }
 
 fn reading(job: usize) -> impl Fn(io::Error) -> ExecuteError {
@@ -549,7 +615,14 @@ mod tests {
     }
 
     fn job(rows: Rows, method: &Method, share: Option<usize>) -> Job<'_> {
-        Job { source: Box::new(rows), method, share, may_be_infinite: false }
+        Job {
+            source: Box::new(rows),
+            planes: None,
+            stored_bytes: None,
+            method,
+            share,
+            may_be_infinite: false,
+        }
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(super) enum Misfit {
     NotFloat(DType),
     /// A type that the container does not have, kept.
     Unholdable(DType),
+    /// Quantized in the checkpoint in a way that no planes hold unchanged, kept.
+    Unkeepable,
     /// A type narrower than a byte whose rows end inside a byte, kept.
     BitRows(DType),
     /// No elements, under a grid.
@@ -74,6 +76,10 @@ pub(super) fn check(
         return Some(Misfit::TooLarge);
     }
     match method {
+        Method::Keep if matches!(&weight.stored, Some(stored) if stored.planes.is_err()) => {
+            Some(Misfit::Unkeepable)
+        }
+        Method::Keep if weight.stored.is_some() => None,
         Method::Keep if !holdable(weight.dtype) => Some(Misfit::Unholdable(weight.dtype)),
         Method::Keep if !(cols * u64::from(weight.dtype.bits())).is_multiple_of(8) => {
             Some(Misfit::BitRows(weight.dtype))
@@ -134,9 +140,14 @@ pub(super) fn problems(
                 n if n <= SHOWN => format!("weights {}", list(&first, SHOWN)),
                 n => format!("{} weights ({}, …)", count(n as u64), first.join(", ")),
             };
-            match rules.get(number) {
+            let problem = match rules.get(number) {
                 Some(rule) => told(number, rule, misfit, weights, &who, names),
                 None => told_kept(misfit, &who),
+            };
+            if misfit == Misfit::Unkeepable {
+                with_reasons(problem, weights, table)
+            } else {
+                problem
             }
         })
         .collect()
@@ -213,7 +224,11 @@ fn told(
         Misfit::ShortGroup(cols, group) => {
             at(short_group(cols, group, who, n, &encoding.method), "groups of this encoding")
         }
-        Misfit::Unholdable(_) | Misfit::BitRows(_) | Misfit::TooManyDimensions(_) | Misfit::TooLarge => {
+        Misfit::Unholdable(_)
+        | Misfit::Unkeepable
+        | Misfit::BitRows(_)
+        | Misfit::TooManyDimensions(_)
+        | Misfit::TooLarge => {
             at(told_kept(misfit, who), &format!("given by rule {n}"))
         }
     }
@@ -232,6 +247,12 @@ fn told_kept(misfit: Misfit, who: &str) -> Diagnostic {
                 problem.help("no encoding stores it; convert or drop the tensor in the checkpoint")
             }
         }
+        Misfit::Unkeepable => Diagnostic::new(
+            AREA,
+            format!(
+                "{who}: quantized in the checkpoint, and its codes and scales cannot be kept as they are"
+            ),
+        ),
         Misfit::BitRows(dtype) => Diagnostic::new(
             AREA,
             format!(
@@ -247,6 +268,21 @@ fn told_kept(misfit: Misfit, who: &str) -> Diagnostic {
         _ => Diagnostic::new(AREA, format!("{who}: its size does not fit in 64 bits"))
             .help("the shape in the checkpoint's header is damaged"),
     }
+}
+
+/// Adds why the weights' codes and scales have no planes, every reason once, and the way out.
+fn with_reasons(mut problem: Diagnostic, weights: &[usize], table: &WeightTable) -> Diagnostic {
+    let stored = weights.iter().filter_map(|&w| table.weights.get(w)?.stored.as_ref());
+    let mut reasons: Vec<&str> =
+        stored.filter_map(|s| s.planes.as_ref().err().map(|why| &**why)).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    for reason in reasons.iter().take(SHOWN) {
+        problem = problem.help(*reason);
+    }
+    problem.help(
+        "a rule that gives them an encoding stores their decoded values, e.g. encoding = \"bf16\"",
+    )
 }
 
 fn short_group(cols: u64, group: u64, who: &str, n: usize, method: &Method) -> Diagnostic {

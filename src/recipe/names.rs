@@ -365,6 +365,7 @@ mod tests {
             tied_to: Some("token_embd.weight".into()),
             fused_set: None,
             may_be_infinite: false,
+            stored: None,
         };
         assert_eq!(
             head_names(&weight),

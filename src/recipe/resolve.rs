@@ -8,7 +8,7 @@
 //!   `draft.`; either will do. `tower = "draft"` keeps a rule off the target's tensor of the same name.
 //! * An embedding that serves as a head only is the head under another name: it meets no rule, `match` finds the head
 //!   under the embedding's name, and `weight` under both logical names.
-//! * No rule: the weight is kept byte for byte.
+//! * No rule: the weight is kept byte for byte; one that the checkpoint holds quantized keeps its codes and scales.
 //! * Under `keep_vectors` a vector that a rule gives a grid is kept, and the rule has decided it.
 //! * A cast to the type that a weight has already is `keep`.
 //! * A tied head that ends up with the embedding's method is not stored again.
@@ -28,9 +28,9 @@ use super::misfit::{self, Misfit};
 use super::names::{Meet, Names};
 use super::read::AREA;
 use super::rule::Rule;
-use super::{Method, group_columns};
+use super::{Method, NAMED, group_columns};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result, count, list};
-use crate::model::{Class, Tower, Weight, WeightTable};
+use crate::model::{Class, Stored, Tower, Weight, WeightTable};
 use crate::tensor::{DType, Encoding};
 
 /// Method, encoding and name, made once for every rule and source type.
@@ -90,7 +90,7 @@ impl Recipe {
 
     fn decide(&self, table: &WeightTable, names: &Names<'_>) -> Decided {
         let masks: Vec<(u8, u8)> = self.rules.iter().map(masks).collect();
-        let mut kinds: BTreeMap<(usize, DType), Kind> = BTreeMap::new();
+        let mut kinds: BTreeMap<(usize, DType, String), Kind> = BTreeMap::new();
         let mut weights: Vec<Assigned> = Vec::with_capacity(table.weights.len());
         let mut hits = vec![0u64; self.rules.len()];
         let mut misfits: BTreeMap<(usize, Misfit), Vec<usize>> = BTreeMap::new();
@@ -107,8 +107,12 @@ impl Recipe {
                     r.keep_vectors && matches!(r.encoding.method, Method::Grid(_))
                 });
             let (method, encoding, name) = kinds
-                .entry((if vector { self.rules.len() } else { number }, weight.dtype))
-                .or_insert_with(|| kind(decides.filter(|_| !vector), weight.dtype))
+                .entry((
+                    if vector { self.rules.len() } else { number },
+                    weight.dtype,
+                    planes_key(weight),
+                ))
+                .or_insert_with(|| kind(decides.filter(|_| !vector), weight))
                 .clone();
             if let Some(number) = rule {
                 hits[number] += 1;
@@ -176,7 +180,7 @@ impl Recipe {
             }
             // Sizes were checked with the misfits.
             let elements = weight.shape.elements().unwrap_or(0);
-            let source = Encoding::plain(weight.dtype).bytes(&weight.shape).unwrap_or(0);
+            let source = weight.source_bytes().unwrap_or(0);
             let stored = assigned.encoding.bytes(&weight.shape).unwrap_or(0);
             match assigned.rule {
                 Some(number) => out.rules[number].stored.add(elements, source, stored),
@@ -325,15 +329,34 @@ fn masks(rule: &Rule) -> (u8, u8) {
     (if towers == 0 { u8::MAX } else { towers }, if classes == 0 { u8::MAX } else { classes })
 }
 
-fn kind(rule: Option<&Rule>, dtype: DType) -> Kind {
+/// What tells apart the planes that weights are kept in; empty for an unquantized weight.
+fn planes_key(weight: &Weight) -> String {
+    match &weight.stored {
+        None => String::new(),
+        Some(Stored { planes: Ok(encoding), .. }) => encoding.to_string(),
+        Some(Stored { planes: Err(_), .. }) => "?".to_owned(),
+    }
+}
+
+fn kind(rule: Option<&Rule>, weight: &Weight) -> Kind {
+    let dtype = weight.dtype;
+    let quantized = weight.stored.is_some();
     let (method, name) = match rule {
         None => (Method::Keep, dtype.name().to_owned()),
         Some(rule) => match &rule.encoding.method {
             Method::Keep => (Method::Keep, dtype.name().to_owned()),
-            Method::Cast(to) if *to == dtype => (Method::Keep, dtype.name().to_owned()),
+            // The values of a weight that is quantized already have to be decoded to be stored in their type.
+            Method::Cast(to) if *to == dtype && !quantized => {
+                (Method::Keep, dtype.name().to_owned())
+            }
             method => (method.clone(), rule.encoding.to_string()),
         },
     };
+    if let (Method::Keep, Some(Stored { planes: Ok(encoding), .. })) = (&method, &weight.stored) {
+        let named = NAMED.iter().find(|n| n.method().encoding(dtype) == **encoding);
+        let name = named.map_or_else(|| encoding.to_string(), |n| n.name.to_owned());
+        return (Arc::new(method), Arc::clone(encoding), name.into());
+    }
     let encoding = method.encoding(dtype);
     (Arc::new(method), Arc::new(encoding), name.into())
 }
@@ -358,6 +381,7 @@ fn repeat_tied(table: &WeightTable, weights: &mut [Assigned]) {
         if weights[index].stored()
             && weights[base].method == weights[index].method
             && table.weights[base].dtype == weight.dtype
+            && weights[base].encoding == weights[index].encoding
             && table.weights[base].shape == weight.shape
         {
             weights[index].fate = Fate::Repeats(base);

@@ -1,12 +1,12 @@
-//! Recognises checkpoints whose weights are quantized already.
+//! Signs that the weights of a checkpoint are quantized already.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::json::JsonFile;
-use super::safetensors::quoted;
-use crate::diag::{self, Diagnostic, Failure, FailureKind};
+use crate::checkpoint::json::JsonFile;
+use crate::checkpoint::safetensors::quoted;
+use crate::diag;
 use crate::tensor::TensorInfo;
 
 /// A method found, and what shows it.
@@ -18,24 +18,8 @@ pub struct QuantizedWith {
     pub evidence: String,
 }
 
-impl QuantizedWith {
-    /// The refusal of such a checkpoint: it cannot be quantized again without the loss of the first time.
-    pub fn refusal(&self) -> Failure {
-        Failure::one(
-            FailureKind::Refused,
-            format!("this checkpoint is already quantized with {}", self.method),
-            Diagnostic::new(
-                "checkpoint",
-                format!("already quantized with {}: {}", self.method, self.evidence),
-            )
-            .help("supported inputs are unquantized checkpoints: weights in f32, f16 or bf16")
-            .help("convert the model that this one was quantized from"),
-        )
-    }
-}
-
 /// Config files of quantization tools; their presence beside unquantized weights would contradict the artifact.
-pub(super) const QUANT_CONFIGS: [&str; 3] =
+pub(in crate::checkpoint) const QUANT_CONFIGS: [&str; 3] =
     ["hf_quant_config.json", "quantize_config.json", "quant_config.json"];
 
 /// Tensor name endings that only quantized weights have, with the method they belong to. Names and meanings are those
@@ -76,26 +60,54 @@ pub(super) fn detect(
     quant_configs: &[JsonFile],
     tensors: &BTreeMap<String, TensorInfo>,
 ) -> Option<QuantizedWith> {
+    let Some(block) = block(config, quant_configs) else { return from_tensors(tensors) };
+    let detail = method_of(block.value).and_then(|(_, detail)| detail);
+    let method = match (block.method, detail) {
+        (Some(method), Some(detail)) => format!("{method} ({detail})"),
+        (Some(method), None) => method,
+        (None, _) => "an unnamed method".to_owned(),
+    };
+    Some(QuantizedWith { method, evidence: block.evidence })
+}
+
+/// A configuration of quantization.
+pub(super) struct Block<'a> {
+    /// The method as it names it; `None` for an unnamed one.
+    pub method: Option<String>,
+    /// The object itself.
+    pub value: &'a Value,
+    /// Where it was found.
+    pub evidence: String,
+}
+
+/// The configuration of quantization: in `config.json`, else in a tool's own file.
+pub(super) fn block<'a>(
+    config: Option<&'a JsonFile>,
+    quant_configs: &'a [JsonFile],
+) -> Option<Block<'a>> {
+    let own = |file: &'a JsonFile| {
+        let value = file.get(&["quantization"]).unwrap_or(&file.value);
+        // ModelOpt writes the file with quant_algo null when only the KV cache is quantized.
+        let method = method_of(value)?;
+        Some(Block { method: Some(method.0), value, evidence: format!("{} says so", file.path) })
+    };
     config
         .and_then(|file| from_config(&file.path, "", &file.value, 0))
-        .or_else(|| quant_configs.iter().find_map(from_quant_config))
-        .or_else(|| from_tensors(tensors))
+        .or_else(|| quant_configs.iter().find_map(own))
 }
 
 /// Searches a config and the configs nested in it (`text_config` and the like).
-fn from_config(file: &str, prefix: &str, value: &Value, depth: usize) -> Option<QuantizedWith> {
+fn from_config<'a>(file: &str, prefix: &str, value: &'a Value, depth: usize) -> Option<Block<'a>> {
     /// `text_config` of a model within `thinker_config`: two levels are the deepest published.
     const DEEPEST: usize = 3;
     let object = value.as_object()?;
     for key in ["quantization_config", "compression_config"] {
-        if let Some(found) = object.get(key).and_then(Value::as_object) {
-            let found = Value::Object(found.clone());
-            let method = method_of(&found).unwrap_or(if key == "compression_config" {
-                "compressed-tensors".to_owned()
-            } else {
-                "an unnamed method".to_owned()
-            });
-            return Some(QuantizedWith { method, evidence: format!("{file} has {prefix}{key}") });
+        if let Some(found) = object.get(key).filter(|v| v.is_object()) {
+            let method = method_of(found).map(|m| m.0);
+            let method =
+                method.or((key == "compression_config").then(|| "compressed-tensors".to_owned()));
+            let evidence = format!("{file} has {prefix}{key}");
+            return Some(Block { method, value: found, evidence });
         }
     }
     if depth >= DEEPEST {
@@ -107,20 +119,22 @@ fn from_config(file: &str, prefix: &str, value: &Value, depth: usize) -> Option<
     })
 }
 
-/// What a quantization config calls its method.
-fn method_of(config: &Value) -> Option<String> {
+/// What a quantization config calls its method, and the variant it names.
+fn method_of(config: &Value) -> Option<(String, Option<String>)> {
     let text = |key: &str| config.get(key).and_then(Value::as_str).filter(|s| !s.is_empty());
     let is = |key: &str| config.get(key).and_then(Value::as_bool) == Some(true);
-    let named = |name: &str| Some(name.chars().filter(|c| !c.is_control()).take(60).collect());
+    let clean =
+        |name: &str| -> String { name.chars().filter(|c| !c.is_control()).take(60).collect() };
+    let named = |name: &str| Some((name.to_owned(), None));
+    let detail = text("quant_algo").or_else(|| text("format")).map(clean);
     if let Some(method) = text("quant_method") {
-        let detail = text("quant_algo").or_else(|| text("format"));
-        return named(&detail.map_or(method.to_owned(), |d| format!("{method} ({d})")));
+        return Some((clean(method), detail));
     }
     if is("load_in_8bit") || is("load_in_4bit") {
         return named("bitsandbytes");
     }
-    if let Some(algorithm) = text("quant_algo") {
-        return named(&format!("modelopt ({algorithm})"));
+    if text("quant_algo").is_some() {
+        return Some(("modelopt".to_owned(), detail));
     }
     if config.get("config_groups").is_some() {
         return named("compressed-tensors");
@@ -134,12 +148,9 @@ fn method_of(config: &Value) -> Option<String> {
     None
 }
 
-/// A quantization tool's own config file.
-fn from_quant_config(file: &JsonFile) -> Option<QuantizedWith> {
-    let inner = file.get(&["quantization"]).unwrap_or(&file.value);
-    // ModelOpt writes the file with quant_algo null when only the KV cache is quantized.
-    let method = method_of(inner)?;
-    Some(QuantizedWith { method, evidence: format!("{} says so", file.path) })
+/// The method that only tensors of that name belong to.
+pub(super) fn method_of_tensor(name: &str) -> Option<&'static str> {
+    SUFFIXES.iter().find(|(suffix, _)| name.ends_with(suffix)).map(|(_, method)| *method)
 }
 
 fn from_tensors(tensors: &BTreeMap<String, TensorInfo>) -> Option<QuantizedWith> {
@@ -283,23 +294,5 @@ mod tests {
             ]),
             None
         );
-    }
-
-    #[test]
-    fn the_refusal_names_the_method_the_evidence_and_the_way_on() {
-        let failure = QuantizedWith {
-            method: "awq".into(),
-            evidence: "config.json has quantization_config".into(),
-        }
-        .refusal();
-        insta::assert_snapshot!(failure.to_string(), @r"
-        error: this checkpoint is already quantized with awq  [exit 3]
-
-          checkpoint: already quantized with awq: config.json has quantization_config
-            = supported inputs are unquantized checkpoints: weights in f32, f16 or bf16
-            = convert the model that this one was quantized from
-
-        1 problem
-        ");
     }
 }
