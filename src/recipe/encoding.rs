@@ -18,7 +18,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::read::{Reader, Section, bracketed, quoted};
-use super::{Clamp, Codebook, Grid, Method, ScaleRule, SecondScale};
+use super::{Clamp, Codebook, Grid, Method, Quantizer, Rounding, ScaleRule, SecondScale};
 use crate::tensor::DType;
 
 /// What a rule stores its weights as.
@@ -193,6 +193,18 @@ impl EncodingChoice {
     pub fn of(method: Method) -> EncodingChoice {
         let name = NAMED.iter().find(|n| n.method() == method).map(|n| n.name);
         EncodingChoice { name, method }
+    }
+
+    /// The same encoding with its codes chosen so; keeps the name, which is that of the planes. A quantizer that a
+    /// grid cannot have changes nothing.
+    pub(super) fn with(mut self, quantizer: Quantizer, rounding: Rounding) -> EncodingChoice {
+        if let Method::Grid(grid) = &mut self.method {
+            grid.rounding = rounding;
+            if quantizer == Quantizer::Search && grid.rule == ScaleRule::Absmax {
+                grid.rule = ScaleRule::Search;
+            }
+        }
+        self
     }
 
     /// Reads the key `encoding` of a rule: a name or a table.
@@ -416,6 +428,21 @@ fn clashes(grid: &Grid) -> Vec<(&'static str, String, String)> {
                 grid.scale
             ),
             "add scale2 = \"f32\", or take a scale of bf16, f16 or f32".to_owned(),
+        ));
+    }
+    if let Some(table) = &grid.table
+        && grid.scale.is_unsigned_int()
+        && table.ends().0 != -table.ends().1
+    {
+        let (lo, hi) = table.ends();
+        out.push((
+            "scale",
+            format!(
+                "a scale of type {} over a codebook from {lo} to {hi}: where the ends differ, the scale takes the \
+                 sign of a block's largest value",
+                grid.scale
+            ),
+            "a scale that can be negative works, e.g. scale = \"i8\"".to_owned(),
         ));
     }
     if let Some(second) = grid.scale2 {
