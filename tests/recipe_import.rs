@@ -323,6 +323,13 @@ fn what_is_malformed_or_cannot_be_said_is_told_with_its_line() {
 }
 
 #[test]
+fn more_rules_than_a_recipe_may_have_are_refused() {
+    let text = refused(&"a rtn codes=i8\n".repeat(4097));
+    assert!(text.contains("4097 rules; 4096 are allowed"), "{text}");
+    assert_eq!(imported("# nothing\n \n").rules.len(), 0);
+}
+
+#[test]
 fn a_search_is_a_quantizer_here() {
     // Whether this version has it is the language's to say; the line is named either way.
     match import("w rtn codes=i4 group=32 rule=search") {

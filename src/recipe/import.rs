@@ -106,7 +106,11 @@ pub fn import(
         }
         start += line.len() + 1;
     }
-    problems.finish(FailureKind::Usage, &format!("{} cannot be imported", source.name), out)
+    let headline = format!("{} cannot be imported", source.name);
+    let out = problems.finish(FailureKind::Usage, &headline, out)?;
+    // Every rule was read by itself; together they may be too many.
+    Recipe::parse(SourceText { name: headline, text: out.clone() }.into())?;
+    Ok(out)
 }
 
 /// A word with its place in the text.
