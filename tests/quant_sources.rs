@@ -7,6 +7,7 @@ use std::fs;
 
 use checkpoint_support::{Model, Tensor, file};
 use half::bf16;
+use proptest::prelude::*;
 use radpack::checkpoint::Checkpoint;
 use radpack::model::{self, Weight};
 use radpack::quantize::{Decoder, PlaneSlice};
@@ -646,4 +647,153 @@ fn integers_of_odd_widths_are_read_packed_without_gaps() {
         assert_eq!(decoded(&checkpoint, &weight), want, "{bits} bits");
         keeps_exactly(&checkpoint, &weight, "odd width");
     }
+}
+
+const LEAVES: [&str; 14] = [
+    "weight",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_scale_2",
+    "weight_global_scale",
+    "weight_zero_point",
+    "weight_shape",
+    "weight_g_idx",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+    "pre_quant_scale",
+];
+
+/// Tensors of a quantized weight in any types and small shapes, `weight_shape` and `g_idx` mostly small numbers.
+fn companions() -> impl Strategy<Value = Vec<Tensor>> {
+    let types = [
+        ("U8", 1),
+        ("I8", 1),
+        ("F8_E4M3", 1),
+        ("BF16", 2),
+        ("F16", 2),
+        ("F32", 4),
+        ("I32", 4),
+        ("I64", 8),
+    ];
+    let extent = prop::sample::select(vec![0u64, 1, 2, 4, 8, 16, 32, 64]);
+    let one = (
+        prop::sample::select(LEAVES.to_vec()),
+        prop::sample::select(types.to_vec()),
+        prop::collection::vec(extent, 0..4),
+        any::<u8>(),
+    );
+    prop::collection::vec(one, 1..6).prop_map(|all| {
+        let mut tensors: BTreeMap<&str, Tensor> = BTreeMap::new();
+        for (leaf, (dtype, width), shape, seed) in all {
+            let elements: u64 = shape.iter().product();
+            let small = leaf == "weight_shape" || leaf.ends_with("g_idx");
+            let bytes = (0..elements * width)
+                .map(|i| match small {
+                    true if i % width == 0 => seed % 65,
+                    true => 0,
+                    false => seed.wrapping_mul(31).wrapping_add((i * 7) as u8),
+                })
+                .collect();
+            tensors.insert(leaf, Tensor { name: format!("w.{leaf}"), dtype, shape, bytes });
+        }
+        tensors.into_values().collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+    #[test]
+    fn any_companions_are_refused_or_decode_and_never_panic(
+        tensors in companions(),
+        method in prop::sample::select(vec!["", "gptq", "awq", "fp8", "modelopt", "compressed-tensors"]),
+    ) {
+        read_all(&tensors, method)?;
+    }
+
+    #[test]
+    fn one_damaged_tensor_is_refused_or_decodes_and_never_panics(
+        case in prop::sample::select(CASES.to_vec()),
+        which in any::<prop::sample::Index>(),
+        damage in 0u8..6,
+        byte in any::<u8>(),
+    ) {
+        let (fixture, prefix, method) = case;
+        let mut tensors: Vec<Tensor> = golden(fixture)
+            .into_iter()
+            .filter_map(|(name, (dtype, shape, bytes))| {
+                let leaf = name.strip_prefix(prefix).filter(|leaf| *leaf != "dequant")?;
+                Some(Tensor { name: format!("w.{leaf}"), dtype, shape, bytes })
+            })
+            .collect();
+        prop_assert_eq!(read_all(&tensors, method)?, true, "{} is sound", prefix);
+        let at = which.index(tensors.len());
+        let all = tensors[at].bytes.len();
+        match damage {
+            0 => drop(tensors.remove(at)),
+            1 => tensors[at].shape.reverse(),
+            2 => tensors[at].bytes.fill(byte),
+            3 => {
+                tensors[at].shape = vec![all as u64];
+                tensors[at].dtype = "U8";
+            }
+            4 => {
+                let rows = tensors[at].shape.first().copied().unwrap_or(1).max(1);
+                let more = all / rows as usize;
+                tensors[at].bytes.extend(vec![byte; more]);
+                match tensors[at].shape.first_mut() {
+                    Some(rows) => *rows += 1,
+                    None => tensors[at].shape.push(2),
+                }
+            }
+            _ => tensors[at].shape.push(1),
+        }
+        read_all(&tensors, method)?;
+    }
+}
+
+/// Fixture, case and method of sound weights.
+const CASES: [(&str, &str, &str); 14] = [
+    ("compressed-tensors", "ragged_pack/int4_ch_pack/", ""),
+    ("compressed-tensors", "edge/int4_g128_asym_pack/", "compressed-tensors"),
+    ("compressed-tensors", "edge/int8_g128_int/", ""),
+    ("compressed-tensors", "edge/fp8_block/", ""),
+    ("compressed-tensors", "edge/fp8_tensor/", ""),
+    ("compressed-tensors", "edge_tame/nvfp4/", ""),
+    ("compressed-tensors", "edge/mxfp4/", ""),
+    ("compressed-tensors", "edge/mxfp8/", ""),
+    ("modelopt", "edge_tame/nvfp4/", "modelopt"),
+    ("modelopt", "edge/int4_awq/", ""),
+    ("modelopt", "edge/fp8_pc_pt/", "modelopt"),
+    ("other", "gptq_v1_w4/in/", "gptq"),
+    ("other", "gptq_v2_w8/in/", "gptq"),
+    ("other", "autoawq_gemm/in/", "awq"),
+];
+
+/// Reads everything that a checkpoint of these tensors offers; whether it was accepted.
+fn read_all(tensors: &[Tensor], method: &str) -> Result<bool, TestCaseError> {
+    let model = Model::new();
+    model.put("model.safetensors", &file(tensors));
+    if !method.is_empty() {
+        let config = format!("{{\"quantization_config\": {{\"quant_method\": \"{method}\"}}}}");
+        model.put("config.json", config.as_bytes());
+    }
+    let checkpoint = model.opened();
+    if let Err(refusal) = checkpoint.refuse_quantized() {
+        prop_assert!(!refusal.problems.is_empty());
+        return Ok(false);
+    }
+    let Ok(table) = model::weights_only(None, checkpoint.tensors()) else { return Ok(false) };
+    for mut weight in table.weights {
+        weight.stored = checkpoint.stored(&weight);
+        let Some(stored) = &weight.stored else { continue };
+        let values = decoded(&checkpoint, &weight);
+        prop_assert_eq!(values.len() as u64, weight.shape.elements().unwrap_or(0));
+        if stored.planes.is_ok() {
+            prop_assert_eq!(kept_values(&checkpoint, &weight).len(), values.len());
+        }
+    }
+    Ok(true)
 }
