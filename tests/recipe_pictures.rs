@@ -371,3 +371,163 @@ fn quantizers_and_roundings_without_meaning_are_refused_with_the_reason() {
     5 problems
     "#);
 }
+
+#[test]
+fn grids_without_meaning() {
+    insta::assert_snapshot!(picture(r#"schema = 1
+[[quantize]]
+class = "linear"
+encoding = { codes = "u4", group = 32 }
+[[quantize]]
+class = "expert"
+encoding = { codes = "i8", block = [1, 32], group = 32, scale = "e8m0" }
+[[quantize]]
+class = "lm_head"
+encoding = { codes = "fp4_e2m1", group = 16, scale = "fp8_e4m3" }
+[[quantize]]
+class = "embedding"
+encoding = { codes = "i8", group = 32, scale2 = { dtype = "f32", block = [1, 48] }, zero = "u8" }
+[[quantize]]
+class = "router"
+encoding = { scale = "bf17", block = [1], table = [1, 0] }
+"#), @r#"
+    error: the recipe mine.toml is not usable  [exit 2]
+
+      recipe: unsigned codes u4 without `zero`
+         --> mine.toml:4:22
+          |
+        4 | encoding = { codes = "u4", group = 32 }
+          |                      ^^^^
+        = add zero = "u4", or take signed codes such as "i8"
+      recipe: `group` and `block` both set the extent of a scale
+         --> mine.toml:7:12
+          |
+        7 | encoding = { codes = "i8", block = [1, 32], group = 32, scale = "e8m0" }
+          |            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+        = `group = 128` is `block = [1, 128]`; keep one of them
+      recipe: a scale of type fp8_e4m3 cannot stand alone: most weights are smaller than its steps
+          --> mine.toml:10:54
+           |
+        10 | encoding = { codes = "fp4_e2m1", group = 16, scale = "fp8_e4m3" }
+           |                                                      ^^^^^^^^^^
+        = add scale2 = "f32", or take a scale of bf16, f16 or f32
+      recipe: second-level blocks [1, 48] do not hold whole blocks [1, 32]
+          --> mine.toml:13:49
+           |
+        13 | encoding = { codes = "i8", group = 32, scale2 = { dtype = "f32", block = [1, 48] }, zero...
+           |                                                 ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+        = each extent is 0 (whole) or a multiple of the first level's
+      recipe: `scale2` together with `zero`
+          --> mine.toml:13:49
+           |
+        13 | encoding = { codes = "i8", group = 32, scale2 = { dtype = "f32", block = [1, 48] }, zero...
+           |                                                 ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+        = drop `scale2` or `zero`
+      recipe: `zero` with codes that are not unsigned integers
+          --> mine.toml:13:92
+           |
+        13 | ...type = "f32", block = [1, 48] }, zero = "u8" }
+           |                                            ^^^^
+        = an asymmetric grid has codes "u4" or "u8"
+      recipe: `scale` cannot be "bf17"
+          --> mine.toml:16:22
+           |
+        16 | encoding = { scale = "bf17", block = [1], table = [1, 0] }
+           |                      ^^^^^^ unknown value
+        = did you mean "bf16"?
+        = values of `scale`: bf16, f16, f32, e8m0, fp8_e4m3, i8 and u8
+      recipe: `block` is not a list of two whole numbers
+          --> mine.toml:16:38
+           |
+        16 | encoding = { scale = "bf17", block = [1], table = [1, 0] }
+           |                                      ^^^
+        = block = [128, 128]: rows, then columns; 0 spans the whole extent
+      recipe: the values of a codebook do not rise from one to the next
+          --> mine.toml:16:51
+           |
+        16 | encoding = { scale = "bf17", block = [1], table = [1, 0] }
+           |                                                   ^^^^^^
+        = list them in ascending order, each once
+
+    9 problems
+    "#);
+}
+
+#[test]
+fn a_syntax_error_keeps_its_place() {
+    insta::assert_snapshot!(picture("schema = 1\nname = \nwhole_groups = maybe\n"), @r#"
+    error: the recipe mine.toml is not usable  [exit 2]
+
+      recipe: not TOML: a value is missing
+         --> mine.toml:2:8
+          |
+        2 | name =
+          |        ^
+      recipe: not TOML: this is no number, true or false, and text stands in quotes
+         --> mine.toml:3:16
+          |
+        3 | whole_groups = maybe
+          |                ^^^^^
+
+    2 problems
+    "#);
+}
+
+#[test]
+fn a_key_given_twice() {
+    insta::assert_snapshot!(picture("schema = 1\nname = \"a\"\nname = \"b\"\n"), @r#"
+    error: the recipe mine.toml is not usable  [exit 2]
+
+      recipe: not TOML: duplicate key
+         --> mine.toml:3:1
+          |
+        3 | name = "b"
+          | ^^^^
+
+    1 problem
+    "#);
+}
+
+#[test]
+fn settings_from_the_command_line_are_shown_as_typed() {
+    let mut recipe = radpack::recipe::load(None).expect("the default recipe");
+    let failure = recipe
+        .set_all(&[
+            "graphs.batch_siz=4",
+            "target.devices=many",
+            "quantize.0.encoding=bf16",
+            "batch",
+        ])
+        .expect_err("four mistakes");
+    insta::assert_snapshot!(failure.to_string(), @r#"
+    error: --set cannot be applied  [exit 2]
+
+      recipe: [graphs] has no key `batch_siz`
+         --> --set:1:8
+          |
+        1 | graphs.batch_siz=4
+          |        ^^^^^^^^^ unknown key
+        = did you mean `batch_size`?
+        = keys of [graphs]: max_seq_len, batch_size, decoder_batch_sizes, prefill_chunk_size,
+          image_prefill_chunk_size, attention, kv_partition_len and kv_dtype
+      recipe: `devices` is a string, not a whole number
+         --> --set:1:16
+          |
+        1 | target.devices=many
+          |                ^^^^ a string
+      recipe: `quantize.0.encoding` cannot be set from the command line
+         --> --set:1:1
+          |
+        1 | quantize.0.encoding=bf16
+          | ^^^^^^^^^^^^^^^^^^^
+        = rules are ordered; write them into a recipe file
+      recipe: --set takes KEY=VALUE
+         --> --set:1:1
+          |
+        1 | batch
+          | ^^^^^ no `=`
+        = e.g. --set graphs.batch_size=4
+
+    4 problems
+    "#);
+}

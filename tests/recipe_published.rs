@@ -142,11 +142,11 @@ fn sizes_of_the_published_recipes_are_as_documented() {
     let (begin, end) = ("<!-- sizes -->\n", "<!-- /sizes -->");
     let (head, rest) = text.split_once(begin).expect("the first mark");
     let (known, tail) = rest.split_once(end).expect("the second mark");
-    if std::env::var_os("UPDATE_DOCS").is_some() {
+    if std::env::var_os("RADPACK_BLESS").is_some() {
         fs::write(&path, format!("{head}{begin}{table}{end}{tail}")).expect("docs/ is writable");
         return;
     }
-    assert_eq!(known, table, "UPDATE_DOCS=1 cargo test --test recipe_published");
+    assert_eq!(known, table, "RADPACK_BLESS=1 cargo test --test recipe_published");
 }
 
 #[test]

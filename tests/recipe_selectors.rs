@@ -33,6 +33,7 @@ fn weight(name: &str, tensor: &str, class: Class, shape: &[u64]) -> Weight {
         tied_to: None,
         fused_set: None,
         may_be_infinite: false,
+        stored: None,
     }
 }
 
