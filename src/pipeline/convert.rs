@@ -318,6 +318,10 @@ fn rejected(checkpoint: &Checkpoint, weight: &Weight, error: &EncodeError) -> Di
             format!("{}: the rotation of row {row} exceeds the range of f32", weight.name),
         )
         .help("an encoding without `fwht` takes these values"),
+        EncodeError::Lost { .. } => Diagnostic::new("weights", format!("{}: {error}", weight.name))
+            .help(
+                "a rule for this weight with rounding = \"rad\" or encoding = \"keep\" stores it",
+            ),
         EncodeError::NonFinite(found) => {
             let values = values_are(found.count);
             let place = place_of(checkpoint, weight, found.first);

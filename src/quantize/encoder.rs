@@ -1,13 +1,13 @@
 //! Source rows → plane bytes.
 
 use crate::num::{Element, NonFinite, find_non_finite, mini, pack, row_bytes, widen, widens};
-use crate::recipe::Method;
+use crate::recipe::{Method, Rounding};
 use crate::tensor::{DType, Encoding, PlaneLayout};
 
 use super::decoder::{Decoder, PlaneSlice};
 use super::error::{EncodeError, ErrorSum, Lanes, MethodError};
 use super::fast::{Fast, target_of};
-use super::grid::{self, GridPlan};
+use super::grid::{self, Fault, GridPlan};
 use super::kernel::{self, Kernel};
 use super::lanes::Scales;
 
@@ -26,6 +26,7 @@ pub struct Encoder {
     cols: usize,
     row_block: u64,
     plan: Plan,
+    rounding: Rounding,
     encoding: Encoding,
     /// Bytes of the planes that no row changes.
     whole: Vec<Option<Vec<u8>>>,
@@ -133,6 +134,7 @@ impl Encoder {
         let encoding = method.encoding(source);
         encoding.check()?;
         let mut planes: Vec<Option<Vec<u8>>> = vec![None; encoding.planes.len()];
+        let mut rounding = Rounding::Rad;
         let (plan, row_block) = match method {
             Method::Keep => (Plan::Keep, 1),
             Method::Cast(dtype) => {
@@ -145,11 +147,18 @@ impl Encoder {
                 (Plan::Cast(element), 1)
             }
             Method::Grid(grid) => {
-                let plan = GridPlan::new(grid, &encoding, n_rows, n_cols, whole.map(|w| w.peak))?;
+                let plan = GridPlan::new(
+                    grid,
+                    &encoding,
+                    source,
+                    [n_rows, n_cols],
+                    whole.map(|w| w.peak),
+                )?;
                 for (i, bytes) in plan.whole_planes() {
                     planes[i] = Some(bytes);
                 }
                 let row_block = plan.row_block().clamp(1, n_rows) as u64;
+                rounding = grid.rounding;
                 (Plan::Grid(Box::new(plan)), row_block)
             }
         };
@@ -164,6 +173,7 @@ impl Encoder {
             cols: n_cols,
             row_block,
             plan,
+            rounding,
             encoding,
             whole: planes,
             decoder,
@@ -215,7 +225,8 @@ impl Encoder {
     /// report and returns zero sums.
     ///
     /// # Errors
-    /// NaN or infinity in the source, whatever the method; in a cast, values beyond the target; a rotation that overflows. Counts are those of
+    /// NaN or infinity in the source, whatever the method; in a cast, values beyond the target; a rotation that
+    /// overflows; another package's rounding that gives no finite values. Counts are those of
     /// this call; `out` is then unspecified.
     ///
     /// # Panics
@@ -287,11 +298,16 @@ impl Encoder {
         match &self.plan {
             Plan::Keep => {}
             Plan::Cast(element) => self.cast(*element, first, &values, &mut out.planes[0])?,
-            Plan::Grid(plan) => plan
-                .encode(&mut values.clone(), &mut out.planes)
-                .map_err(|row| EncodeError::Rotation { row: first_row + row as u64 })?,
+            Plan::Grid(plan) => {
+                plan.encode(&mut values.clone(), &mut out.planes).map_err(|fault| match fault {
+                    Fault::Rotation(row) => EncodeError::Rotation { row: first_row + row as u64 },
+                    Fault::Lost(row) => {
+                        EncodeError::Lost { rounding: self.rounding, row: first_row + row as u64 }
+                    }
+                })?
+            }
         }
-        Ok(self.error_of(first_row, n, &values, &out.planes))
+        self.error_of(first_row, n, &values, &out.planes)
     }
 
     fn cast(
@@ -322,9 +338,15 @@ impl Encoder {
         Ok(())
     }
 
-    fn error_of(&self, first_row: u64, n: usize, values: &[f32], planes: &[Vec<u8>]) -> ErrorSum {
+    fn error_of(
+        &self,
+        first_row: u64,
+        n: usize,
+        values: &[f32],
+        planes: &[Vec<u8>],
+    ) -> Result<ErrorSum, EncodeError> {
         let mut sum = ErrorSum::default();
-        let Some(decoder) = &self.decoder else { return sum };
+        let Some(decoder) = &self.decoder else { return Ok(sum) };
         let slices: Vec<PlaneSlice<'_>> = self
             .encoding
             .planes
@@ -344,11 +366,14 @@ impl Encoder {
             // Our own planes cover the rows, and every code is one the encoder made.
             let read = decoder.decode(at..at + 1, &slices, &mut decoded);
             debug_assert_eq!(read, Ok(()));
+            if self.rounding != Rounding::Rad && decoded.iter().any(|v| !v.is_finite()) {
+                return Err(EncodeError::Lost { rounding: self.rounding, row: at });
+            }
             let mut lanes = Lanes::ZERO;
             lanes.add_row(row, &decoded);
             sum.add_lanes(&lanes);
         }
-        sum
+        Ok(sum)
     }
 }
 

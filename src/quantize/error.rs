@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::diag;
 use crate::num::NonFinite;
+use crate::recipe::Rounding;
 use crate::tensor::{DType, EncodingError};
 
 /// Why a method cannot encode a weight at all; found before any weight is read.
@@ -51,6 +52,18 @@ pub enum EncodeError {
         /// Row of the tensor.
         row: u64,
     },
+    /// The package whose rounding is reproduced gives no finite values itself.
+    #[error(
+        "rounding \"{}\" turns finite values into NaN or infinity in the block of row {row}, as {} itself does; \
+         rounding \"rad\" does not",
+        .rounding.name(), .rounding.name()
+    )]
+    Lost {
+        /// Whose arithmetic.
+        rounding: Rounding,
+        /// First row of the block.
+        row: u64,
+    },
     /// Values beyond the range of the target of a cast.
     #[error(
         "{} values exceed the largest {dtype}, {largest:e}; the largest is {peak:e}, the first at element {}",
@@ -90,6 +103,10 @@ impl EncodeError {
             (a @ EncodeError::Range { .. }, _) | (_, a @ EncodeError::Range { .. }) => a,
             (EncodeError::Rotation { row: a }, EncodeError::Rotation { row: b }) => {
                 EncodeError::Rotation { row: a.min(b) }
+            }
+            (a @ EncodeError::Rotation { .. }, _) | (_, a @ EncodeError::Rotation { .. }) => a,
+            (EncodeError::Lost { rounding, row }, EncodeError::Lost { row: other, .. }) => {
+                EncodeError::Lost { rounding, row: row.min(other) }
             }
         }
     }

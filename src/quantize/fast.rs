@@ -72,6 +72,7 @@ impl Fast {
         let second_known =
             plan.block2.is_none() || matches!(plan.whole, Some(WholeScale::Second(..)));
         kind_of(&plan.codes).is_some()
+            && plan.foreign.is_none()
             && matches!(plan.rule, ScaleRule::Absmax | ScaleRule::Mx)
             && plan.zero.is_none()
             && plan.fwht.is_none()

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `encoder`, `decoder` | the two nouns |
 //! | `grid` | the reference arithmetic of every grid, one file per rule; rounding `rad` (radiance container version 2) |
+//! | `rounding` | the reference arithmetic of other packages: compressed-tensors, ModelOpt, transformers |
 //! | `fast`, `lanes` | the same arithmetic for the common grids, written over lanes and compiled per instruction set |
 //! | [`kernel`] | which instruction set runs |
 //! | `executor` | row blocks of many weights on worker threads, in bounded memory |
@@ -33,6 +34,7 @@ mod fast;
 mod grid;
 pub mod kernel;
 mod lanes;
+mod rounding;
 
 pub use check::{StoredWeight, verify_decodes};
 pub use decoder::{DecodeError, Decoder, PlaneSlice};
@@ -43,5 +45,7 @@ pub use kernel::Kernel;
 
 #[cfg(test)]
 mod golden;
+#[cfg(test)]
+mod packages;
 #[cfg(test)]
 mod parity;

@@ -583,6 +583,9 @@ fn one_scale_for_all_rows_can_be_cut_where_the_peak_fixes_it() {
     assert_eq!(rows(nvfp4(), whole), 1);
     let mut search = nvfp4();
     search.rule = ScaleRule::Search;
+    assert_eq!(rows(search, whole), 1);
+    let mut search = grid(DType::I8, [0, 0], DType::F32);
+    search.rule = ScaleRule::Search;
     assert_eq!(rows(search, None), 300);
     assert_eq!(rows(grid(DType::I8, [0, 32], DType::BF16), None), 300);
 }

@@ -16,7 +16,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::read::{Reader, Section, bracketed, quoted};
-use super::{Codebook, Grid, Method, ScaleRule, SecondScale};
+use super::{Codebook, Grid, Method, Quantizer, Rounding, ScaleRule, SecondScale};
 use crate::tensor::DType;
 
 /// What a rule stores its weights as.
@@ -184,6 +184,18 @@ impl EncodingChoice {
     pub fn of(method: Method) -> EncodingChoice {
         let name = NAMED.iter().find(|n| n.method() == method).map(|n| n.name);
         EncodingChoice { name, method }
+    }
+
+    /// The same encoding with its codes chosen so; keeps the name, which is that of the planes. A quantizer that a
+    /// grid cannot have changes nothing.
+    pub(super) fn with(mut self, quantizer: Quantizer, rounding: Rounding) -> EncodingChoice {
+        if let Method::Grid(grid) = &mut self.method {
+            grid.rounding = rounding;
+            if quantizer == Quantizer::Search && grid.rule == ScaleRule::Absmax {
+                grid.rule = ScaleRule::Search;
+            }
+        }
+        self
     }
 
     /// Reads the key `encoding` of a rule: a name or a table.

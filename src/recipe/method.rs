@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::Rounding;
 use crate::tensor::{DType, Encoding, PlaneLayout, PlaneSpec, role};
 
 /// How a weight is stored.
@@ -36,6 +37,8 @@ pub struct Grid {
     pub rule: ScaleRule,
     /// Whether the most negative integer code may be used.
     pub clamp: Clamp,
+    /// Whose arithmetic is reproduced.
+    pub rounding: Rounding,
 }
 
 /// A codebook of scalar values.
@@ -91,6 +94,7 @@ impl Grid {
             fwht: None,
             rule: ScaleRule::Absmax,
             clamp: Clamp::Full,
+            rounding: Rounding::Rad,
         }
     }
 
@@ -178,6 +182,9 @@ impl Method {
                 }
                 if grid.clamp == Clamp::Symmetric {
                     options.push("clamp=sym".into());
+                }
+                if grid.rounding != Rounding::Rad {
+                    options.push(format!("rounding={}", grid.rounding.name()));
                 }
             }
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::names::Names;
 use super::read::AREA;
 use super::rule::Rule;
-use super::{Method, NAMED, group_columns};
+use super::{Method, NAMED, Rounding, group_columns};
 use crate::diag::{Diagnostic, count, list};
 use crate::model::{Class, Weight, WeightTable};
 use crate::tensor::{DType, Encoding, MAX_RANK};
@@ -37,6 +37,10 @@ pub(super) enum Misfit {
     TooLarge,
     /// Columns that do not divide into groups, where whole groups are asked for: columns, group.
     ShortGroup(u64, u64),
+    /// Columns that do not divide into groups, where the package whose rounding is asked for refuses that.
+    ShortGroupOf(Rounding, u64, u64),
+    /// An element type whose scales the rounding's package would store otherwise.
+    Rounding(Rounding, DType),
 }
 
 /// Whether a container's plane can have that type. Its type numbers leave out the doubles, 64-bit unsigned integers,
@@ -87,6 +91,14 @@ pub(super) fn check(
             Some(Misfit::Router)
         }
         Method::Grid(_) if elements == 0 => Some(Misfit::Empty),
+        Method::Grid(grid) if grid.rounding.source_clash(grid, weight.dtype).is_some() => {
+            Some(Misfit::Rounding(grid.rounding, weight.dtype))
+        }
+        Method::Grid(grid)
+            if grid.rounding.whole_columns(grid).is_some_and(|n| !cols.is_multiple_of(n)) =>
+        {
+            Some(Misfit::ShortGroupOf(grid.rounding, cols, grid.block[1]))
+        }
         Method::Grid(_) => match group_columns(encoding) {
             Some(group) if whole_groups && !cols.is_multiple_of(group) => {
                 Some(Misfit::ShortGroup(cols, group))
@@ -195,7 +207,25 @@ fn told(
             &format!("given by rule {n}"),
         ),
         Misfit::ShortGroup(cols, group) => {
-            at(short_group(cols, group, who, n, &encoding.method), "groups of this encoding")
+            let problem = short_group(cols, group, who, &encoding.method).help(format!(
+                "one scale a row takes any length, and so does whole_groups = false in rule {n}"
+            ));
+            at(problem, "groups of this encoding")
+        }
+        Misfit::ShortGroupOf(rounding, cols, group) => {
+            let problem = short_group(cols, group, who, &encoding.method).help(format!(
+                "rounding \"{}\" has no short groups; rounding \"rad\" has",
+                rounding.name()
+            ));
+            at(problem, "groups of this encoding")
+        }
+        Misfit::Rounding(rounding, dtype) => {
+            let clash = match &encoding.method {
+                Method::Grid(grid) => rounding.source_clash(grid, dtype),
+                _ => None,
+            };
+            let (message, help) = clash.map(|c| (c.message, c.help)).unwrap_or_default();
+            at(problem(format!("{who}: {message}")).help(help), &format!("given by rule {n}"))
         }
         Misfit::Unholdable(_) | Misfit::BitRows(_) | Misfit::TooManyDimensions(_) | Misfit::TooLarge => {
             at(told_kept(misfit, who), &format!("given by rule {n}"))
@@ -233,7 +263,7 @@ fn told_kept(misfit: Misfit, who: &str) -> Diagnostic {
     }
 }
 
-fn short_group(cols: u64, group: u64, who: &str, n: usize, method: &Method) -> Diagnostic {
+fn short_group(cols: u64, group: u64, who: &str, method: &Method) -> Diagnostic {
     let message = format!(
         "{who}: {cols} columns are no whole number of groups of {group} (the last group has {})",
         cols % group
@@ -273,7 +303,5 @@ fn short_group(cols: u64, group: u64, who: &str, n: usize, method: &Method) -> D
     if !other.is_empty() {
         problem = problem.help(format!("spelled out, groups of {} fit as well", list(&other, 12)));
     }
-    problem.help(format!(
-        "one scale a row takes any length, and so does whole_groups = false in rule {n}"
-    ))
+    problem
 }

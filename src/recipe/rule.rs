@@ -7,8 +7,10 @@ use schemars::JsonSchema;
 use toml::de::DeTable;
 
 use super::encoding::EncodingChoice;
+use super::method::{Method, ScaleRule};
 use super::pattern::Pattern;
 use super::read::{Place, Reader, Section, bracketed, quoted};
+use super::rounding::Rounding;
 use super::settings::name_of;
 use crate::diag::list;
 use crate::model::{Class, Tower};
@@ -98,18 +100,6 @@ pub enum Quantizer {
     Search,
 }
 
-/// Whose arithmetic is reproduced, bit for bit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Rounding {
-    /// radiance's.
-    #[default]
-    Rad,
-    /// compressed-tensors on the CPU.
-    CompressedTensors,
-    /// NVIDIA ModelOpt.
-    ModelOpt,
-}
-
 impl Activations {
     /// Every choice with its name in recipes.
     pub const NAMES: [(&'static str, Activations); 9] = [
@@ -134,15 +124,6 @@ impl Quantizer {
     /// Every choice with its name in recipes.
     pub const NAMES: [(&'static str, Quantizer); 2] =
         [("rtn", Quantizer::Rtn), ("search", Quantizer::Search)];
-}
-
-impl Rounding {
-    /// Every choice with its name in recipes.
-    pub const NAMES: [(&'static str, Rounding); 3] = [
-        ("rad", Rounding::Rad),
-        ("compressed-tensors", Rounding::CompressedTensors),
-        ("modelopt", Rounding::ModelOpt),
-    ];
 }
 
 impl Rule {
@@ -206,24 +187,9 @@ impl Rule {
         let quantizer = reader.choice(&section, "quantizer", &Quantizer::NAMES).unwrap_or_default();
         let rounding = reader.choice(&section, "rounding", &Rounding::NAMES).unwrap_or_default();
         let span_of = |key: &str| table.get(key).map_or(header.clone(), |value| value.span());
-        if quantizer != Quantizer::Rtn {
-            reader.problem(
-                span_of("quantizer"),
-                format!(
-                    "this version has no quantizer `{}`",
-                    name_of(&Quantizer::NAMES, &quantizer)
-                ),
-                "",
-                ["quantizer = \"rtn\" works (the default)"],
-            );
-        }
-        if rounding != Rounding::Rad {
-            reader.problem(
-                span_of("rounding"),
-                format!("this version has no rounding `{}`", name_of(&Rounding::NAMES, &rounding)),
-                "",
-                ["rounding = \"rad\" works (the default)"],
-            );
+        let encoding = encoding.map(|choice| choice.with(quantizer, rounding));
+        for (key, message, help) in encoding.iter().flat_map(|e| clashes(e, quantizer, rounding)) {
+            reader.problem(span_of(key), message, "", [help]);
         }
         let share_scale = reader.flag(&section, "share_scale").unwrap_or(true);
         let optional = reader.flag(&section, "optional").unwrap_or(false);
@@ -308,4 +274,43 @@ impl Rule {
         }
         out
     }
+}
+
+/// Why an encoding's method cannot be had from that quantizer or rounding, as (key, message, help).
+fn clashes(
+    encoding: &EncodingChoice,
+    quantizer: Quantizer,
+    rounding: Rounding,
+) -> Vec<(&'static str, String, String)> {
+    let mut out = Vec::new();
+    let Method::Grid(grid) = &encoding.method else {
+        let none = |what: &str| format!("encoding {encoding} has no scales, and {what}");
+        if quantizer == Quantizer::Search {
+            out.push((
+                "quantizer",
+                none("quantizer \"search\" searches for scales"),
+                "leave `quantizer` out, or take an encoding with scales, e.g. \"int8-g128\"".into(),
+            ));
+        }
+        if rounding != Rounding::Rad {
+            out.push((
+                "rounding",
+                none("`rounding` says how codes under a scale are chosen"),
+                "leave `rounding` out, or take an encoding with scales, e.g. \"int8-g128\"".into(),
+            ));
+        }
+        return out;
+    };
+    if quantizer == Quantizer::Search && grid.rule != ScaleRule::Search {
+        out.push((
+            "quantizer",
+            "a power-of-two scale (e8m0) follows from the largest value of its block; there is nothing to search"
+                .into(),
+            "quantizer = \"rtn\" (the default) goes with it".into(),
+        ));
+    }
+    if let Some(clash) = rounding.clash(grid) {
+        out.push(("rounding", clash.message, clash.help));
+    }
+    out
 }

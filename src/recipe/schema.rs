@@ -7,7 +7,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings, js
 use serde_json::{Value, json};
 
 use super::encoding::NAMED;
-use super::rule::{Activations, Quantizer, Rounding, Rule};
+use super::rounding::Rounding;
+use super::rule::{Activations, Quantizer, Rule};
 use super::settings::{Attention, Graphs, KvDtype, Target, Towers, Vision};
 use crate::model::{Class, Tower};
 

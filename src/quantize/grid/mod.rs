@@ -17,6 +17,7 @@ use crate::recipe::{Grid, ScaleRule};
 use crate::tensor::{DType, Encoding, role};
 
 use super::error::MethodError;
+use super::rounding::Foreign;
 
 /// A grid checked against a matrix.
 #[derive(Debug, Clone)]
@@ -30,6 +31,8 @@ pub(super) struct GridPlan {
     pub zero: Option<Element>,
     pub fwht: Option<usize>,
     pub rule: ScaleRule,
+    /// Another package's arithmetic, in place of that of this folder.
+    pub foreign: Option<Foreign>,
     /// Positions of the planes after the codes.
     pub at: Planes,
     /// The scale of the whole tensor, where the peak alone fixes it.
@@ -53,6 +56,16 @@ pub(super) struct Planes {
     pub table: Option<usize>,
 }
 
+/// Rows that could not be encoded; a number counts among the rows given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The rotation of a row exceeds f32.
+    Rotation(usize),
+    /// The other package's own arithmetic gives no finite values in the block that begins at a row. The planes are
+    /// what it gives.
+    Lost(usize),
+}
+
 /// A scale known before any row is encoded.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WholeScale {
@@ -69,7 +82,12 @@ pub(super) fn needs_peak(grid: &Grid) -> bool {
         None => grid.block == [0, 0],
     };
     // A codebook may take its sign from the largest value, a rotation moves the peak, a search looks at all values.
-    let from_peak = matches!(grid.rule, ScaleRule::Absmax | ScaleRule::Mx);
+    // for the scales of a single level.
+    let from_peak = match grid.rule {
+        ScaleRule::Absmax | ScaleRule::Mx => true,
+        ScaleRule::Search => grid.scale2.is_some(),
+        ScaleRule::Fixed(_) => false,
+    };
     whole && from_peak && grid.zero.is_none() && grid.fwht.is_none() && grid.table.is_none()
 }
 
@@ -78,8 +96,8 @@ impl GridPlan {
     pub fn new(
         grid: &Grid,
         encoding: &Encoding,
-        rows: usize,
-        cols: usize,
+        source: DType,
+        [rows, cols]: [usize; 2],
         peak: Option<f32>,
     ) -> Result<GridPlan, MethodError> {
         let refuse = |why: String| Err(MethodError::Unsupported(why));
@@ -180,15 +198,24 @@ impl GridPlan {
             zero,
             fwht,
             rule: grid.rule,
+            foreign: Foreign::new(grid, source, cols)?,
             at,
             whole: None,
             cols,
         };
         if needs_peak(grid) {
             let peak = peak.filter(|p| p.is_finite() && *p >= 0.0).ok_or(MethodError::Peak)?;
-            plan.whole = Some(match &plan.levels {
-                Levels::One(one) => WholeScale::First(one.choose(peak)),
-                Levels::Two(two) => {
+            plan.whole = Some(match (&plan.levels, &mut plan.foreign) {
+                (Levels::One(_), Some(foreign)) => {
+                    let (code, value) = foreign.peaked(peak);
+                    WholeScale::First(Chosen::new(code, value, 1.0))
+                }
+                (Levels::Two(_), Some(foreign)) => {
+                    let (code, value) = foreign.peaked(peak);
+                    WholeScale::Second(code, value)
+                }
+                (Levels::One(one), None) => WholeScale::First(one.choose(peak)),
+                (Levels::Two(two), None) => {
                     let (code, value) = two.second(two.target(peak));
                     WholeScale::Second(code, value)
                 }
@@ -247,15 +274,15 @@ impl GridPlan {
     /// they are, the others are filled.
     ///
     /// # Errors
-    /// The number (among `values`) of a row whose rotation exceeds f32.
-    pub fn encode(&self, values: &mut [f32], planes: &mut [Vec<u8>]) -> Result<(), usize> {
+    /// The first row that a rotation or another package's arithmetic cannot encode.
+    pub fn encode(&self, values: &mut [f32], planes: &mut [Vec<u8>]) -> Result<(), Fault> {
         let cols = self.cols;
         let n = values.len() / cols;
         if let Some(width) = self.fwht {
             for (i, row) in values.chunks_exact_mut(cols).enumerate() {
                 hadamard(row, width);
                 if row.iter().any(|v| !v.is_finite()) {
-                    return Err(i);
+                    return Err(Fault::Rotation(i));
                 }
             }
         }
@@ -285,7 +312,7 @@ impl GridPlan {
             }
         }
         self.write(&grid, &seconds, planes);
-        Ok(())
+        grid.lost.map_or(Ok(()), |row| Err(Fault::Lost(row)))
     }
 
     /// Encodes the blocks that share a second-level scale (or the one block, without a second level); returns the
@@ -297,6 +324,24 @@ impl GridPlan {
                 .flat_map(|r| values[r * cols + b.at[1]..r * cols + b.end[1]].iter().copied())
                 .collect()
         };
+        if let Some(foreign) = &self.foreign {
+            let mut codes = Vec::new();
+            for b in blocks {
+                let v = gathered(b);
+                codes.resize(v.len(), 0);
+                let scaled = foreign.block(&v, &mut codes);
+                grid.scales[b.scale_at] = scaled.scale;
+                grid.zeros[b.scale_at] = scaled.zero;
+                if scaled.lost {
+                    grid.lost = grid.lost.or(Some(b.at[0]));
+                }
+                let width = b.end[1] - b.at[1];
+                for (row, codes) in (b.at[0]..b.end[0]).zip(codes.chunks_exact(width)) {
+                    grid.codes[row * cols + b.at[1]..][..width].copy_from_slice(codes);
+                }
+            }
+            return 0;
+        }
         match &self.levels {
             Levels::One(one) => {
                 for b in blocks {
@@ -462,6 +507,8 @@ struct Grids {
     codes: Vec<u32>,
     scales: Vec<u32>,
     zeros: Vec<u32>,
+    /// First row of the first block that another package's arithmetic loses.
+    lost: Option<usize>,
     /// First-level blocks in a row.
     width: usize,
 }

@@ -1,0 +1,708 @@
+//! Held against what compressed-tensors, ModelOpt and transformers make of the same weights (`fixtures/quant`): codes,
+//! scales and zero points, bit for bit. Packing is undone here; it is no matter of arithmetic.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use safetensors::SafeTensors;
+use sha2::{Digest, Sha256};
+
+use crate::num::{Element, mini, pack, unpack, widen};
+use crate::recipe::{Grid, Method, Rounding, ScaleRule, SecondScale};
+use crate::tensor::{DType, role};
+
+use super::grid::GridPlan;
+use super::{Decoder, EncodeError, Encoder, MethodError, PlaneBuffers, PlaneSlice, Whole, peak};
+
+const CT: Rounding = Rounding::CompressedTensors;
+
+fn file(name: &str) -> Vec<u8> {
+    let path = format!("{}/fixtures/quant/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+/// One matrix and its type.
+#[derive(Clone)]
+struct Input {
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+    bytes: Vec<u8>,
+}
+
+impl Input {
+    fn values(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.rows * self.cols];
+        widen(self.dtype, &self.bytes, &mut values).expect("a float type");
+        values
+    }
+
+    /// The first rows, converted.
+    fn head(&self, rows: usize, dtype: DType) -> Input {
+        let element = Element::new(dtype).expect("codec");
+        let width = dtype.bytes().expect("whole bytes") as usize;
+        let values = self.values();
+        let bytes = values[..rows * self.cols]
+            .iter()
+            .flat_map(|v| element.encode(*v).to_le_bytes()[..width].to_vec())
+            .collect();
+        Input { dtype, rows, cols: self.cols, bytes }
+    }
+
+    fn peak(&self) -> f32 {
+        peak(self.dtype, &self.bytes).expect("finite")
+    }
+}
+
+/// The inputs of the fixtures, and those made from a seed.
+fn inputs() -> BTreeMap<String, Input> {
+    let bytes = file("inputs.safetensors");
+    let all = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let mut out: BTreeMap<String, Input> = all
+        .iter()
+        .map(|(name, view)| {
+            let [rows, cols] = *view.shape() else { panic!("{name} is no matrix") };
+            let bytes = view.data().to_vec();
+            (name.to_owned(), Input { dtype: DType::BF16, rows, cols, bytes })
+        })
+        .collect();
+    for (dtype, name) in [(DType::F32, "normal8_f32"), (DType::F16, "normal8_f16")] {
+        out.insert(name.into(), out["normal"].head(8, dtype));
+    }
+    let generated = |seed, rows: usize, cols: usize, mask| Input {
+        dtype: DType::BF16,
+        rows,
+        cols,
+        bytes: (0..(rows * cols) as u64).flat_map(|i| bits(seed + i, mask).to_le_bytes()).collect(),
+    };
+    assert!(generated(1, 64, 512, 0).bytes == out["normal"].bytes);
+    assert!(generated(2, 64, 512, 0x3ff).bytes == out["outlier"].bytes);
+    out.insert("big".into(), generated(3, 256, 1024, 0xfff));
+    out
+}
+
+/// One generated bf16: splitmix64, magnitudes spread over exponents, rare outliers.
+fn bits(state: u64, mask: u64) -> u16 {
+    let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let u = z ^ (z >> 31);
+    let drop = ((u >> 32) as u16).leading_zeros() as u16;
+    let outlier = if mask != 0 && u & mask == 0 { 5 } else { 0 };
+    ((u >> 63) as u16) << 15 | (121 - drop + outlier) << 7 | (u >> 56) as u16 & 0x7f
+}
+
+/// What our encoder made.
+struct Made {
+    grid: Grid,
+    rows: usize,
+    cols: usize,
+    planes: Vec<Vec<u8>>,
+    /// First row that an encoder refuses.
+    lost: Option<u64>,
+}
+
+/// Encodes with the arithmetic itself, whatever becomes of the values, and holds the encoder, fed in the smallest
+/// pieces that it allows, to the same planes or to a refusal.
+fn make(grid: Grid, input: &Input, peak: f32) -> Made {
+    let Input { dtype, rows, cols, .. } = *input;
+    let encoding = grid.encoding();
+    let plan = GridPlan::new(&grid, &encoding, dtype, [rows, cols], Some(peak)).expect("legal");
+    let mut planes = vec![Vec::new(); encoding.planes.len()];
+    for (i, bytes) in plan.whole_planes() {
+        planes[i] = bytes;
+    }
+    let arithmetic = plan.encode(&mut input.values(), &mut planes);
+
+    let method = Method::Grid(grid.clone());
+    let whole = Encoder::needs_peak(&method).then_some(Whole { peak });
+    let encoder = Encoder::new(&method, dtype, rows as u64, cols as u64, whole).expect("legal");
+    let step = encoder.row_block() as usize * encoder.source_row_bytes();
+    let mut lost = None;
+    let mut buffers = PlaneBuffers::new();
+    for (i, piece) in input.bytes.chunks(step).enumerate() {
+        let first = i as u64 * encoder.row_block();
+        match encoder.encode(first, piece, &mut buffers) {
+            Ok(_) => {
+                for (p, plane) in
+                    planes.iter().enumerate().filter(|(p, _)| !buffers.plane(*p).is_empty())
+                {
+                    let at = encoder.plane_offset(p, first) as usize;
+                    let ours = buffers.plane(p);
+                    assert!(
+                        plane[at..at + ours.len()] == *ours,
+                        "{encoding} plane {p} row {first}"
+                    );
+                }
+            }
+            Err(EncodeError::Lost { rounding, row }) => {
+                assert_eq!(rounding, grid.rounding);
+                lost = lost.or(Some(row));
+            }
+            Err(other) => panic!("{encoding}: {other}"),
+        }
+    }
+    assert!(arithmetic.is_ok() || lost.is_some(), "{encoding}: {arithmetic:?}");
+    Made { grid, rows, cols, planes, lost }
+}
+
+impl Made {
+    fn plane(&self, role: &str) -> &[u8] {
+        let at = self.grid.encoding().plane(role).map_or(usize::MAX, |(i, _)| i);
+        self.planes.get(at).map_or(&[], Vec::as_slice)
+    }
+
+    /// Rows of `width` codes of `bits` bits.
+    fn unpacked(bytes: &[u8], bits: u32, width: usize) -> Vec<Vec<u32>> {
+        bytes
+            .chunks_exact((width * bits as usize).div_ceil(8))
+            .map(|row| {
+                let mut codes = vec![0; width];
+                unpack(row, bits, &mut codes);
+                codes
+            })
+            .collect()
+    }
+
+    /// Codes; signed ones by their distance from the least.
+    fn codes(&self) -> Vec<Vec<u32>> {
+        let bits = self.grid.codes.bits();
+        let flip = if self.grid.codes.is_signed_int() { 1 << (bits - 1) } else { 0 };
+        let mut codes = Made::unpacked(&self.planes[0], bits, self.cols);
+        codes.iter_mut().flatten().for_each(|c| *c ^= flip);
+        codes
+    }
+
+    fn decoded(&self) -> Vec<f32> {
+        let decoder = Decoder::new(&self.grid.encoding(), self.rows as u64, self.cols as u64)
+            .expect("decodes");
+        let planes: Vec<PlaneSlice<'_>> =
+            self.planes.iter().map(|p| PlaneSlice::whole(p)).collect();
+        let mut out = vec![0f32; self.rows * self.cols];
+        decoder.decode(0..self.rows as u64, &planes, &mut out).expect("whole planes");
+        out
+    }
+
+    /// bf16 of the decoded values; one NaN for all of them.
+    fn dequant(&self) -> Vec<u8> {
+        self.decoded().iter().flat_map(|v| canonical(mini::bf16_bits(*v)).to_le_bytes()).collect()
+    }
+
+    /// The tensors that compressed-tensors would write.
+    fn as_compressed_tensors(
+        &self,
+        packed: bool,
+        source: DType,
+    ) -> BTreeMap<&'static str, Vec<u8>> {
+        let mut out = BTreeMap::new();
+        let scale = self.plane(role::SCALE).to_vec();
+        out.insert("weight_scale", scale);
+        if self.grid.scale2.is_some() {
+            let multiplier = f32::from_le_bytes(self.plane(role::SCALE_1).try_into().expect("one"));
+            let e = Element::new(source).expect("codec");
+            let g = e.decode(e.encode(1.0 / multiplier));
+            out.insert("weight_global_scale", g.to_le_bytes().to_vec());
+        }
+        let (bits, int) = (self.grid.codes.bits(), !self.grid.codes.is_float());
+        if int && packed {
+            out.insert("weight_packed", words(&self.codes(), bits));
+            if let Some(zero) = self.grid.zero {
+                let groups = self.cols / self.grid.block[1] as usize;
+                let zeros = Made::unpacked(self.plane(role::ZERO), zero.bits(), groups);
+                let columns: Vec<Vec<u32>> =
+                    (0..groups).map(|g| zeros.iter().map(|row| row[g]).collect()).collect();
+                // Packed down the rows, a word of every group side by side.
+                let packed = words(&columns, bits);
+                let per_column = packed.len() / groups;
+                let bytes = (0..per_column / 4)
+                    .flat_map(|w| {
+                        (0..groups)
+                            .flat_map(move |g| (0..4).map(move |b| g * per_column + 4 * w + b))
+                    })
+                    .map(|at| packed[at])
+                    .collect();
+                out.insert("weight_zero_point", bytes);
+            }
+        } else if bits == 4 {
+            out.insert("weight_packed", self.planes[0].clone());
+        } else {
+            out.insert("weight", self.planes[0].clone());
+        }
+        out.insert("dequant", self.dequant());
+        out
+    }
+
+    /// The tensors that ModelOpt would write.
+    fn as_modelopt(&self) -> BTreeMap<&'static str, Vec<u8>> {
+        let mut out = BTreeMap::new();
+        out.insert("weight_scale", self.plane(role::SCALE).to_vec());
+        out.insert("weight_scale_2", self.plane(role::SCALE_1).to_vec());
+        let weight = match self.grid.codes {
+            DType::I4 => {
+                // Two rows to a byte, two's complement.
+                let codes = Made::unpacked(&self.planes[0], 4, self.cols);
+                codes
+                    .chunks_exact(2)
+                    .flat_map(|pair| pair[0].iter().zip(&pair[1]).map(|(a, b)| (a | b << 4) as u8))
+                    .collect()
+            }
+            _ => self.planes[0].clone(),
+        };
+        out.insert("weight", weight);
+        out
+    }
+}
+
+fn canonical(bf16: u16) -> u16 {
+    if bf16 & 0x7fff > 0x7f80 { 0x7fc0 } else { bf16 }
+}
+
+/// Rows of codes in little-endian 32-bit words; rows start on words.
+fn words(rows: &[Vec<u32>], bits: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    for row in rows {
+        let start = out.len();
+        out.resize(start + (row.len() * bits as usize).div_ceil(32) * 4, 0);
+        let n = (row.len() * bits as usize).div_ceil(8);
+        pack(row, bits, &mut out[start..start + n]);
+    }
+    out
+}
+
+fn nvfp4(rounding: Rounding) -> Grid {
+    let mut grid = Grid::absmax(DType::F4E2M1, [1, 16], DType::F8E4M3);
+    grid.scale2 = Some(SecondScale { dtype: DType::F32, block: [0, 0] });
+    grid.rounding = rounding;
+    grid
+}
+
+fn mx(codes: DType, block: [u64; 2], rounding: Rounding) -> Grid {
+    let mut grid = Grid::absmax(codes, block, DType::E8M0);
+    grid.rule = ScaleRule::Mx;
+    grid.rounding = rounding;
+    grid
+}
+
+/// The grid of a compressed-tensors format name: `int8_g128_asym_pack`, `fp8_block`.
+fn ct_grid(format: &str, source: DType) -> Grid {
+    let mut grid = match format {
+        "nvfp4" => return nvfp4(CT),
+        "mxfp4" => return mx(DType::F4E2M1, [1, 32], CT),
+        "mxfp8" => return mx(DType::F8E4M3, [1, 32], CT),
+        "fp8_ch" => Grid::absmax(DType::F8E4M3, [1, 0], source),
+        "fp8_tensor" => Grid::absmax(DType::F8E4M3, [0, 0], source),
+        "fp8_block" => Grid::absmax(DType::F8E4M3, [128, 128], source),
+        _ => {
+            let parts: Vec<&str> = format.split('_').collect();
+            let asym = parts.contains(&"asym");
+            let codes = match (parts[0], asym) {
+                ("int8", false) => DType::I8,
+                ("int4", false) => DType::I4,
+                ("int8", true) => DType::U8,
+                ("int4", true) => DType::U4,
+                _ => panic!("{format}"),
+            };
+            let group = parts[1].strip_prefix('g').map_or(0, |g| g.parse().expect("a number"));
+            let mut grid = Grid::absmax(codes, [1, group], source);
+            grid.zero = asym.then_some(codes);
+            grid
+        }
+    };
+    grid.rounding = CT;
+    grid
+}
+
+fn modelopt_grid(format: &str) -> Grid {
+    let mut grid = match format {
+        "nvfp4" => nvfp4(Rounding::ModelOpt),
+        "mxfp4" => mx(DType::F4E2M1, [1, 32], Rounding::ModelOpt),
+        "mxfp8" => mx(DType::F8E4M3, [1, 32], Rounding::ModelOpt),
+        "fp8_tensor" => Grid::absmax(DType::F8E4M3, [0, 0], DType::F32),
+        "fp8_pc_pt" => Grid::absmax(DType::F8E4M3, [1, 0], DType::F32),
+        "fp8_pb_wo" => Grid::absmax(DType::F8E4M3, [128, 128], DType::F32),
+        "int8_wo" => Grid::absmax(DType::I8, [1, 0], DType::F32),
+        "int8_block128" => Grid::absmax(DType::I8, [1, 128], DType::BF16),
+        "int4_awq" => Grid::absmax(DType::I4, [1, 128], DType::F32),
+        _ => panic!("{format}"),
+    };
+    grid.rounding = Rounding::ModelOpt;
+    grid
+}
+
+/// Compares and counts.
+#[derive(Default)]
+struct Tally {
+    equal: usize,
+    differing: Vec<String>,
+    lost: BTreeSet<String>,
+}
+
+impl Tally {
+    fn compare(&mut self, name: String, ours: &[u8], theirs: &[u8]) {
+        if ours == theirs {
+            self.equal += 1;
+            return;
+        }
+        let bytes = ours.iter().zip(theirs).filter(|(a, b)| a != b).count();
+        let at = ours.iter().zip(theirs).position(|(a, b)| a != b);
+        self.differing.push(format!(
+            "{name}: {bytes} bytes differ from {at:?} on, {} against {} bytes",
+            ours.len(),
+            theirs.len()
+        ));
+    }
+
+    #[track_caller]
+    fn finish(&self, what: &str, equal: usize, lost: &[&str]) {
+        println!(
+            "{what}: {} tensors equal bit for bit, {} differ",
+            self.equal,
+            self.differing.len()
+        );
+        assert_eq!(self.differing, [] as [String; 0], "{what}");
+        assert_eq!(self.equal, equal, "{what}: tensors compared");
+        assert_eq!(
+            self.lost.iter().map(String::as_str).collect::<Vec<_>>(),
+            lost,
+            "{what}: refused"
+        );
+    }
+}
+
+/// Every `CASE/FORMAT/TENSOR` of a compressed-tensors file.
+fn compare_ct(name: &str) -> Tally {
+    let bytes = file(&format!("{name}.safetensors"));
+    let all = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let inputs = inputs();
+    let mut cases: BTreeMap<(&str, &str), Vec<(&str, Vec<u8>)>> = BTreeMap::new();
+    for (name, view) in all.iter() {
+        let parts: Vec<&str> = name.split('/').collect();
+        // NaN and infinity in the source are no contract, and refused; fused sets have a test of their own.
+        if !["nonfinite", "fused"].contains(&parts[0]) && parts[2] != "weight_shape" {
+            cases.entry((parts[0], parts[1])).or_default().push((parts[2], view.data().to_vec()));
+        }
+    }
+    let mut tally = Tally::default();
+    for ((case, format), tensors) in cases {
+        let input = &inputs[case];
+        let made = make(ct_grid(format, input.dtype), input, input.peak());
+        if let Some(row) = made.lost {
+            tally.lost.insert(format!("{case}/{format} row {row}"));
+        }
+        let ours = made.as_compressed_tensors(format.ends_with("_pack"), input.dtype);
+        for (tensor, mut theirs) in tensors {
+            if tensor == "dequant" {
+                for half in theirs.as_chunks_mut::<2>().0 {
+                    *half = canonical(u16::from_le_bytes(*half)).to_le_bytes();
+                }
+            }
+            tally.compare(format!("{case}/{format}/{tensor}"), &ours[tensor], &theirs);
+        }
+    }
+    tally
+}
+
+#[test]
+fn compressed_tensors_is_reproduced_on_ordinary_weights() {
+    compare_ct("ct").finish("ct", 54, &[]);
+}
+
+#[test]
+fn compressed_tensors_is_reproduced_on_corner_cases() {
+    // Row 8 holds the largest bf16 of both signs: code −128 (−8) times the scale, and the range between them, overflow.
+    let lost = [
+        "edge/int4_ch_pack row 8",
+        "edge/int4_g128_asym_pack row 8",
+        "edge/int4_g128_pack row 8",
+        "edge/int4_g32_asym_pack row 8",
+        "edge/int4_g32_pack row 8",
+        "edge/int8_ch_int row 8",
+        "edge/int8_ch_pack row 8",
+        "edge/int8_g128_asym_pack row 8",
+        "edge/int8_g128_int row 8",
+        "edge/int8_g128_pack row 8",
+        "edge/mxfp4 row 8",
+        "edge/mxfp8 row 8",
+    ];
+    compare_ct("ct_edge").finish("ct_edge", 52, &lost);
+}
+
+#[test]
+fn compressed_tensors_is_reproduced_on_ragged_shapes_and_other_source_types() {
+    compare_ct("ct_misc").finish("ct_misc", 56, &[]);
+}
+
+#[test]
+fn weights_that_engines_fuse_share_the_global_scale() {
+    let (bytes_ct, bytes_mo) = (file("ct_misc.safetensors"), file("modelopt.safetensors"));
+    let ct = SafeTensors::deserialize(&bytes_ct).expect("a safetensors file");
+    let modelopt = SafeTensors::deserialize(&bytes_mo).expect("a safetensors file");
+    let inputs = inputs();
+    let mut tally = Tally::default();
+    for set in [&["q", "k", "v"][..], &["gate", "up"]] {
+        let input = |name: &str| &inputs[&format!("fused.{name}")];
+        let peak = set.iter().map(|name| input(name).peak()).fold(0.0, f32::max);
+        for name in set {
+            let theirs = |file: &SafeTensors<'_>, tensor: &str| {
+                file.tensor(&format!("fused/nvfp4/{name}.{tensor}")).expect("there").data().to_vec()
+            };
+            let ours = make(nvfp4(CT), input(name), peak).as_compressed_tensors(false, DType::BF16);
+            for tensor in ["weight_packed", "weight_scale", "weight_global_scale"] {
+                tally.compare(format!("ct {name}.{tensor}"), &ours[tensor], &theirs(&ct, tensor));
+            }
+            let ours = make(nvfp4(Rounding::ModelOpt), input(name), peak).as_modelopt();
+            for tensor in ["weight", "weight_scale", "weight_scale_2"] {
+                tally.compare(
+                    format!("modelopt {name}.{tensor}"),
+                    &ours[tensor],
+                    &theirs(&modelopt, tensor),
+                );
+            }
+        }
+    }
+    tally.finish("fused", 30, &[]);
+}
+
+#[test]
+fn modelopt_is_reproduced() {
+    let bytes = file("modelopt.safetensors");
+    let all = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let inputs = inputs();
+    let mut tally = Tally::default();
+    for (name, view) in all.iter() {
+        let parts: Vec<&str> = name.split('/').collect();
+        if parts[0] == "fused" {
+            continue;
+        }
+        let input = &inputs[parts[0]];
+        let made = make(modelopt_grid(parts[1]), input, input.peak());
+        if let Some(row) = made.lost {
+            tally.lost.insert(format!("{}/{} row {row}", parts[0], parts[1]));
+        }
+        tally.compare(name.to_owned(), &made.as_modelopt()[parts[2]], view.data());
+    }
+    // A row of zeros is 0/0, and 4 · 2^126 the nearest fp4 to the largest bf16.
+    let lost = ["edge/fp8_pc_pt row 0", "edge/mxfp4 row 8", "edge/mxfp8 row 8"];
+    tally.finish("modelopt", 38, &lost);
+}
+
+#[test]
+fn the_fine_grained_fp8_of_transformers_is_reproduced() {
+    let bytes = file("other.safetensors");
+    let all = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let mut inputs = inputs();
+    let mut normal = inputs["normal"].clone();
+    normal.rows += inputs["outlier"].rows;
+    normal.bytes.extend_from_slice(&inputs["outlier"].bytes);
+    inputs.insert("normal".into(), normal);
+    let mut tally = Tally::default();
+    for (name, view) in all.iter().filter(|(name, _)| name.starts_with("hf_finegrained_fp8")) {
+        let parts: Vec<&str> = name.split('/').collect();
+        let input = &inputs[parts[1]];
+        let block = [128.min(input.rows as u64), 128];
+        let grid = match parts[0].ends_with("ue8m0") {
+            true => mx(DType::F8E4M3, block, Rounding::Transformers),
+            false => {
+                let mut grid = Grid::absmax(DType::F8E4M3, block, DType::F32);
+                grid.rounding = Rounding::Transformers;
+                grid
+            }
+        };
+        let made = make(grid, input, input.peak());
+        if let Some(row) = made.lost {
+            tally.lost.insert(format!("{}/{} row {row}", parts[0], parts[1]));
+        }
+        let ours = if parts[2] == "weight" { &made.planes[0][..] } else { made.plane(role::SCALE) };
+        tally.compare(name.to_owned(), ours, view.data());
+    }
+    tally.finish("other", 8, &["hf_finegrained_fp8_ue8m0/edge row 8"]);
+}
+
+#[test]
+fn outputs_known_by_their_digest_alone_are_reproduced() {
+    let manifest: serde_json::Value = serde_json::from_slice(&file("manifest.json")).expect("JSON");
+    let inputs = inputs();
+    let mut tally = Tally::default();
+    for (key, tensors) in manifest["hash_only"].as_object().expect("an object") {
+        let (case, format) = key.rsplit_once('/').expect("CASE/FORMAT");
+        let (package, case) = case.split_once(' ').unwrap_or(("", case));
+        let Some(input) = inputs.get(case) else {
+            // What compressed-tensors reads from transformers' blocks.
+            assert!(key.starts_with("hf_finegrained_fp8/"), "{key}");
+            continue;
+        };
+        let ours = match package {
+            "modelopt" => make(modelopt_grid(format), input, input.peak()).as_modelopt(),
+            _ => make(ct_grid(format, input.dtype), input, input.peak())
+                .as_compressed_tensors(format.ends_with("_pack"), input.dtype),
+        };
+        for (tensor, record) in tensors.as_object().expect("an object") {
+            if tensor != "weight_shape" {
+                let digest = hex(&ours[tensor.as_str()]);
+                tally.compare(
+                    format!("{key}/{tensor}"),
+                    digest.as_bytes(),
+                    record[2].as_str().expect("a digest").as_bytes(),
+                );
+            }
+        }
+    }
+    tally.finish("hash_only", 89, &[]);
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Scales of blocks of one bf16 each, every positive finite magnitude once.
+fn scales_of_every_magnitude(grid: &Grid) -> Vec<f32> {
+    let scale = Element::new(grid.scale).expect("codec");
+    let cols = grid.block[1].max(1) as usize;
+    let all: Vec<u16> = (1..0x7f80).collect();
+    let bytes: Vec<u8> = all
+        .iter()
+        .flat_map(|&h| std::iter::once(h).chain(std::iter::repeat_n(0, cols - 1)))
+        .flat_map(u16::to_le_bytes)
+        .collect();
+    let input = Input { dtype: DType::BF16, rows: all.len(), cols, bytes };
+    let encoding = grid.encoding();
+    let plan =
+        GridPlan::new(grid, &encoding, DType::BF16, [input.rows, cols], None).expect("legal");
+    let mut planes = vec![Vec::new(); encoding.planes.len()];
+    // Lost blocks keep the scale that the package gives them.
+    let _ = plan.encode(&mut input.values(), &mut planes);
+    planes[1]
+        .chunks_exact(grid.scale.bytes().expect("whole bytes") as usize)
+        .map(|code| {
+            let mut word = [0; 4];
+            word[..code.len()].copy_from_slice(code);
+            scale.decode(u32::from_le_bytes(word))
+        })
+        .collect()
+}
+
+#[test]
+fn scales_and_casts_are_those_of_compressed_tensors_for_every_bf16() {
+    let manifest: serde_json::Value = serde_json::from_slice(&file("manifest.json")).expect("JSON");
+    let want = |name: &str| manifest["exhaustive_tables"][name][2].as_str().expect("a digest");
+    let bf16 = |values: &[f32]| -> Vec<u8> {
+        values.iter().flat_map(|v| mini::bf16_bits(*v).to_le_bytes()).collect()
+    };
+    let mut tally = Tally::default();
+    let mut compare = |name: &str, bytes: &[u8]| {
+        tally.compare(name.to_owned(), hex(bytes).as_bytes(), want(name).as_bytes());
+    };
+    for (name, format) in [
+        ("int8_sym_scale_bf16", "int8_g128"),
+        ("int4_sym_scale_bf16", "int4_g128"),
+        ("fp8_scale_bf16", "fp8_ch"),
+        ("mxfp4_scale_bf16", "mxfp4"),
+        ("mxfp8_scale_bf16", "mxfp8"),
+    ] {
+        let mut scales = scales_of_every_magnitude(&ct_grid(format, DType::BF16));
+        if format.starts_with("mx") {
+            // The table has the scale itself, which overflows for the largest magnitudes; the byte for it says 2^0.
+            let from = scales.iter().rposition(|s| *s > 1.0).expect("large scales") + 1;
+            scales[from..].fill(f32::INFINITY);
+        }
+        compare(name, &bf16(&scales));
+    }
+    let globals: Vec<u8> = (1..0x7f80u16)
+        .flat_map(|h| {
+            let grid = nvfp4(CT);
+            let peak = mini::bf16_value(h);
+            let plan = GridPlan::new(&grid, &grid.encoding(), DType::BF16, [1, 16], Some(peak))
+                .expect("legal");
+            let multiplier =
+                f32::from_le_bytes(plan.whole_planes()[0].1[..].try_into().expect("one"));
+            mini::bf16_value(mini::bf16_bits(1.0 / multiplier)).to_le_bytes()
+        })
+        .collect();
+    compare("nvfp4_global_scale_f32", &globals);
+    let finite = || (0..=u16::MAX).filter(|h| h & 0x7fff < 0x7f80).map(mini::bf16_value);
+    let e4m3 = Element::new(DType::F8E4M3).expect("codec");
+    let casts: Vec<u8> = finite().map(|v| e4m3.encode(v) as u8).collect();
+    compare("bf16_to_e4m3_clamped_u8", &casts);
+    let e2m1 = Element::new(DType::F4E2M1).expect("codec");
+    let casts: Vec<f32> = finite().map(|v| e2m1.decode(e2m1.encode(v))).collect();
+    compare("bf16_to_fp4_value_bf16", &bf16(&casts));
+    tally.finish("exhaustive_tables", 8, &[]);
+}
+
+#[test]
+fn a_scale_type_that_holds_the_sources_takes_the_same_scale() {
+    let input = &inputs()["normal"];
+    for format in ["fp8_tensor", "fp8_ch", "int8_g128"] {
+        let narrow = make(ct_grid(format, DType::BF16), input, input.peak());
+        let mut grid = ct_grid(format, DType::BF16);
+        grid.scale = DType::F32;
+        let wide = make(grid, input, input.peak());
+        assert!(narrow.planes[0] == wide.planes[0], "{format}");
+        let as_bf16: Vec<u8> =
+            wide.plane(role::SCALE).as_chunks::<4>().0.iter().flat_map(|b| [b[2], b[3]]).collect();
+        assert!(narrow.plane(role::SCALE) == as_bf16, "{format}");
+    }
+}
+
+#[test]
+fn an_unrounded_quotient_changes_codes_by_one_and_no_scale() {
+    let input = &inputs()["big"];
+    for (format, least, most) in
+        [("int8_g128", 0.05, 0.2), ("int4_g128", 0.001, 0.02), ("int8_g128_asym", 0.05, 0.3)]
+    {
+        let cpu = make(ct_grid(format, DType::BF16), input, input.peak());
+        let mut grid = ct_grid(format, DType::BF16);
+        grid.rounding = Rounding::CompressedTensorsF32;
+        let gpu = make(grid, input, input.peak());
+        assert!(cpu.plane(role::SCALE) == gpu.plane(role::SCALE), "{format}");
+        assert!(cpu.plane(role::ZERO) == gpu.plane(role::ZERO), "{format}");
+        let (a, b) = (cpu.codes().concat(), gpu.codes().concat());
+        assert!(a.iter().zip(&b).all(|(a, b)| a.abs_diff(*b) <= 1), "{format}");
+        let share = a.iter().zip(&b).filter(|(a, b)| a != b).count() as f64 / a.len() as f64;
+        assert!((least..most).contains(&share), "{format}: {share}");
+        let error = |made: &Made| -> f64 {
+            made.decoded().iter().zip(input.values()).map(|(d, v)| f64::from(d - v).powi(2)).sum()
+        };
+        assert!(error(&gpu) < error(&cpu), "{format}");
+    }
+}
+
+#[test]
+fn what_a_package_refuses_is_refused() {
+    let why = |grid: Grid, source: DType, cols: u64| {
+        Encoder::new(&Method::Grid(grid), source, 130, cols, Some(Whole { peak: 1.0 }))
+            .err()
+            .map(|e: MethodError| e.to_string())
+            .unwrap_or_default()
+    };
+    assert_eq!(
+        why(ct_grid("int8_g128_pack", DType::BF16), DType::BF16, 320),
+        "compressed-tensors has no short groups: 320 columns are no multiple of 128"
+    );
+    assert!(
+        why(ct_grid("int8_g128_pack", DType::BF16), DType::F32, 256)
+            .starts_with("compressed-tensors gives scales the type of the weight, which is f32")
+    );
+    assert!(why(modelopt_grid("int8_wo"), DType::F64, 256).starts_with("modelopt has no rule for"));
+    let mut grid = Grid::absmax(DType::I8, [1, 0], DType::BF16);
+    grid.rounding = Rounding::ModelOpt;
+    assert!(
+        why(grid.clone(), DType::BF16, 256).starts_with("modelopt has no encoding i8*bf16[1x*]")
+    );
+    grid.rounding = Rounding::CompressedTensors;
+    assert_eq!(why(grid, DType::BF16, 256), "");
+}
+
+#[test]
+fn every_row_of_zeros_that_modelopt_makes_nan_is_refused_by_its_number() {
+    let grid = modelopt_grid("fp8_pc_pt");
+    let encoder = Encoder::new(&Method::Grid(grid), DType::BF16, 3, 32, None).expect("legal");
+    let mut rows = vec![0x80, 0x3f].repeat(96);
+    rows[64..128].fill(0);
+    let error = encoder.encode(0, &rows, &mut PlaneBuffers::new()).expect_err("a zero row");
+    assert_eq!(error, EncodeError::Lost { rounding: Rounding::ModelOpt, row: 1 });
+    assert_eq!(
+        error.to_string(),
+        "rounding \"modelopt\" turns finite values into NaN or infinity in the block of row 1, as modelopt itself \
+         does; rounding \"rad\" does not"
+    );
+}
