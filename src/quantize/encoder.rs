@@ -1,7 +1,7 @@
 //! Source rows → plane bytes.
 
 use crate::num::{Element, NonFinite, find_non_finite, mini, pack, row_bytes, widen, widens};
-use crate::recipe::{Method, Rounding};
+use crate::recipe::{Method, Rounding, ScaleRule};
 use crate::tensor::{DType, Encoding, PlaneLayout};
 
 use super::decoder::{Decoder, PlaneSlice};
@@ -31,6 +31,8 @@ pub struct Encoder {
     /// Bytes of the planes that no row changes.
     whole: Vec<Option<Vec<u8>>>,
     decoder: Option<Decoder>,
+    /// Weight of each column's squared error in a search.
+    importance: Option<Vec<f32>>,
     kernel: Kernel,
 }
 
@@ -177,8 +179,44 @@ impl Encoder {
             encoding,
             whole: planes,
             decoder,
+            importance: None,
             kernel: kernel::selected(),
         })
+    }
+
+    /// The same encoder with a search that weighs the squared error of each column by `importance`: what the column
+    /// is multiplied by, squared, on average ([`Importance`](super::Importance)).
+    ///
+    /// # Errors
+    /// A method that searches for nothing or rotates the columns, another number of columns, weights that are
+    /// negative, NaN, infinite, or all 0.
+    pub fn with_importance(mut self, importance: &[f32]) -> Result<Encoder, MethodError> {
+        let refuse = |why: &str| Err(MethodError::Unsupported(why.to_owned()));
+        match &self.plan {
+            Plan::Grid(plan) if plan.rule == ScaleRule::Search && plan.fwht.is_none() => {}
+            Plan::Grid(plan) if plan.rule == ScaleRule::Search => {
+                return refuse("a rotation mixes the columns that importances would weigh");
+            }
+            _ => {
+                return refuse(
+                    "importances weigh the errors of a search, and this method has none",
+                );
+            }
+        }
+        if importance.len() != self.cols {
+            return Err(MethodError::Unsupported(format!(
+                "{} importances for {} columns",
+                importance.len(),
+                self.cols
+            )));
+        }
+        if importance.iter().any(|w| !w.is_finite() || *w < 0.0)
+            || importance.iter().all(|w| *w == 0.0)
+        {
+            return refuse("importances are numbers of at least 0, not all of them 0");
+        }
+        self.importance = Some(importance.to_vec());
+        Ok(self)
     }
 
     /// The same encoder on another kernel.
@@ -298,14 +336,14 @@ impl Encoder {
         match &self.plan {
             Plan::Keep => {}
             Plan::Cast(element) => self.cast(*element, first, &values, &mut out.planes[0])?,
-            Plan::Grid(plan) => {
-                plan.encode(&mut values.clone(), &mut out.planes).map_err(|fault| match fault {
+            Plan::Grid(plan) => plan
+                .encode(&mut values.clone(), self.importance.as_deref(), &mut out.planes)
+                .map_err(|fault| match fault {
                     Fault::Rotation(row) => EncodeError::Rotation { row: first_row + row as u64 },
                     Fault::Lost(row) => {
                         EncodeError::Lost { rounding: self.rounding, row: first_row + row as u64 }
                     }
-                })?
-            }
+                })?,
         }
         self.error_of(first_row, n, &values, &out.planes)
     }

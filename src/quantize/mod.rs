@@ -10,6 +10,7 @@
 //! | `grid` | the reference arithmetic of every grid, one file per rule; rounding `rad` (radiance container version 2) |
 //! | `rounding` | the reference arithmetic of other packages: compressed-tensors, ModelOpt, transformers |
 //! | `fast`, `lanes` | the same arithmetic for the common grids, written over lanes and compiled per instruction set |
+//! | `imatrix` | [`Importance`]: how much each column of a weight matters, from a file of llama.cpp |
 //! | [`kernel`] | which instruction set runs |
 //! | `executor` | row blocks of many weights on worker threads, in bounded memory |
 //! | `check` | that stored weights decode to finite values |
@@ -32,6 +33,7 @@ mod error;
 mod executor;
 mod fast;
 mod grid;
+mod imatrix;
 pub mod kernel;
 mod lanes;
 mod rounding;
@@ -41,6 +43,7 @@ pub use decoder::{DecodeError, Decoder, PlaneSlice};
 pub use encoder::{Encoder, PlaneBuffers, Whole, peak};
 pub use error::{EncodeError, ErrorSum, MethodError};
 pub use executor::{ExecuteError, Job, Rejected, Sink, Workers, execute};
+pub use imatrix::{Importance, ImportanceError};
 pub use kernel::Kernel;
 
 #[cfg(test)]
@@ -49,3 +52,5 @@ mod golden;
 mod packages;
 #[cfg(test)]
 mod parity;
+#[cfg(test)]
+mod searching;

@@ -111,7 +111,7 @@ fn make(grid: Grid, input: &Input, peak: f32) -> Made {
     for (i, bytes) in plan.whole_planes() {
         planes[i] = bytes;
     }
-    let arithmetic = plan.encode(&mut input.values(), &mut planes);
+    let arithmetic = plan.encode(&mut input.values(), None, &mut planes);
 
     let method = Method::Grid(grid.clone());
     let whole = Encoder::needs_peak(&method).then_some(Whole { peak });
@@ -569,7 +569,7 @@ fn scales_of_every_magnitude(grid: &Grid) -> Vec<f32> {
         GridPlan::new(grid, &encoding, DType::BF16, [input.rows, cols], None).expect("legal");
     let mut planes = vec![Vec::new(); encoding.planes.len()];
     // Lost blocks keep the scale that the package gives them.
-    let _ = plan.encode(&mut input.values(), &mut planes);
+    let _ = plan.encode(&mut input.values(), None, &mut planes);
     planes[1]
         .chunks_exact(grid.scale.bytes().expect("whole bytes") as usize)
         .map(|code| {

@@ -16,6 +16,8 @@ use crate::num::{Element, mini, pack, round_away};
 use crate::recipe::{Grid, ScaleRule};
 use crate::tensor::{DType, Encoding, role};
 
+use search::Sample;
+
 use super::error::MethodError;
 use super::rounding::Foreign;
 
@@ -271,11 +273,16 @@ impl GridPlan {
     }
 
     /// Encodes whole row blocks. `values` holds `n` rows and is used up; planes that are known in advance stay as
-    /// they are, the others are filled.
+    /// they are, the others are filled. `importance` weighs the columns in a search.
     ///
     /// # Errors
     /// The first row that a rotation or another package's arithmetic cannot encode.
-    pub fn encode(&self, values: &mut [f32], planes: &mut [Vec<u8>]) -> Result<(), Fault> {
+    pub fn encode(
+        &self,
+        values: &mut [f32],
+        importance: Option<&[f32]>,
+        planes: &mut [Vec<u8>],
+    ) -> Result<(), Fault> {
         let cols = self.cols;
         let n = values.len() / cols;
         if let Some(width) = self.fwht {
@@ -307,7 +314,7 @@ impl GridPlan {
                         });
                     }
                 }
-                let code = self.encode_second(values, &blocks, &mut grid);
+                let code = self.encode_second(values, importance, &blocks, &mut grid);
                 seconds.push(code);
             }
         }
@@ -317,12 +324,22 @@ impl GridPlan {
 
     /// Encodes the blocks that share a second-level scale (or the one block, without a second level); returns the
     /// second level's stored code.
-    fn encode_second(&self, values: &[f32], blocks: &[Block], grid: &mut Grids) -> u32 {
+    fn encode_second(
+        &self,
+        values: &[f32],
+        importance: Option<&[f32]>,
+        blocks: &[Block],
+        grid: &mut Grids,
+    ) -> u32 {
         let cols = self.cols;
         let gathered = |b: &Block| -> Vec<f32> {
             (b.at[0]..b.end[0])
                 .flat_map(|r| values[r * cols + b.at[1]..r * cols + b.end[1]].iter().copied())
                 .collect()
+        };
+        let weights = |b: &Block| -> Option<Vec<f32>> {
+            let row = importance?.get(b.at[1]..b.end[1])?;
+            Some(row.repeat(b.end[0] - b.at[0]))
         };
         if let Some(foreign) = &self.foreign {
             let mut codes = Vec::new();
@@ -345,14 +362,15 @@ impl GridPlan {
         match &self.levels {
             Levels::One(one) => {
                 for b in blocks {
-                    let v = gathered(b);
+                    let (v, w) = (gathered(b), weights(b));
+                    let sample = Sample { values: &v, weights: w.as_deref() };
                     let (chosen, zero) = match self.whole {
                         Some(WholeScale::First(chosen)) => (chosen, 0),
-                        _ if self.zero.is_some() => self.affine(&v, |s| {
+                        _ if self.zero.is_some() => self.affine(sample, |s| {
                             let (code, value) = scale::never_zero(one.scale, s);
                             Chosen::new(code, value, 1.0)
                         }),
-                        _ => (self.one_level(one, &v), 0),
+                        _ => (self.one_level(one, sample), 0),
                     };
                     grid.scales[b.scale_at] = self.stored(chosen.code, one.scale);
                     self.codes_of(b, &v, &chosen, zero, grid);
@@ -367,12 +385,13 @@ impl GridPlan {
                     _ => two.second(targets.iter().fold(0.0, |m: f32, a| m.max(a.abs()))),
                 };
                 for (b, target) in blocks.iter().zip(targets) {
-                    let v = gathered(b);
+                    let (v, w) = (gathered(b), weights(b));
+                    let sample = Sample { values: &v, weights: w.as_deref() };
                     let (chosen, zero) = match self.zero {
-                        Some(_) => self.affine(&v, |s| {
+                        Some(_) => self.affine(sample, |s| {
                             two.choose(if v.iter().all(|x| *x == 0.0) { 0.0 } else { s }, t)
                         }),
-                        None => (two.choose(target, t), 0),
+                        None => (self.two_level(two, sample, target, t), 0),
                     };
                     grid.scales[b.scale_at] = chosen.code;
                     self.codes_of(b, &v, &chosen, zero, grid);
@@ -382,7 +401,8 @@ impl GridPlan {
         }
     }
 
-    fn one_level(&self, one: &OneLevel, v: &[f32]) -> Chosen {
+    fn one_level(&self, one: &OneLevel, sample: Sample<'_>) -> Chosen {
+        let v = sample.values;
         let rounded = |s: f32| {
             let (code, value) = scale::never_zero(one.scale, s);
             scale::capped(one.scale, Chosen::new(code, value, 1.0), self.codes.reach())
@@ -409,7 +429,7 @@ impl GridPlan {
                     (chosen.code, chosen.scale)
                 };
                 let (code, value) =
-                    search::symmetric(v, &self.codes, base, (start.code, start.scale), round);
+                    search::symmetric(sample, &self.codes, base, (start.code, start.scale), round);
                 Chosen::new(code, value, 1.0)
             }
             _ => start,
@@ -422,22 +442,33 @@ impl GridPlan {
             let (lo, hi) = ends(v);
             return if lo == hi { 0.0 } else { scale::range(lo, hi, self.codes.top()) };
         }
-        let target = match &self.codes {
+        match &self.codes {
             Codes::Table { peak, signed, .. } => codes::table_scale(v, *peak, *signed),
             _ => two.target(amax(v)),
-        };
-        match self.rule {
-            ScaleRule::Search if target != 0.0 => {
-                let round = |s: f64| ((s as f32).to_bits(), s as f32);
-                search::symmetric(v, &self.codes, target, (target.to_bits(), target), round).1
-            }
-            _ => target,
         }
     }
 
+    /// The first level of a block under a second level of value `second`. A search tries the scales that the first
+    /// level has, under the second that absmax gives: a weight's peak fixes it, whoever shares it.
+    fn two_level(&self, two: &TwoLevel, sample: Sample<'_>, target: f32, second: f32) -> Chosen {
+        let start = two.choose(target, second);
+        if self.rule != ScaleRule::Search || target == 0.0 {
+            return start;
+        }
+        let round = |s: f64| {
+            let s = s as f32;
+            let s = if s == 0.0 { f32::from_bits(1).copysign(target) } else { s };
+            let chosen = two.choose(s, second);
+            (chosen.code, chosen.effective())
+        };
+        let start = (start.code, start.effective());
+        let (code, _) = search::symmetric(sample, &self.codes, target, start, round);
+        Chosen::new(code, two.first.decode(code), second)
+    }
+
     /// Scale and zero point of an asymmetric block.
-    fn affine(&self, v: &[f32], choose: impl Fn(f32) -> Chosen) -> (Chosen, i64) {
-        let (lo, hi) = ends(v);
+    fn affine(&self, sample: Sample<'_>, choose: impl Fn(f32) -> Chosen) -> (Chosen, i64) {
+        let (lo, hi) = ends(sample.values);
         let top = self.codes.top();
         let at = |lo: f32, hi: f32| {
             let s = scale::range(lo, hi, top);
@@ -448,7 +479,7 @@ impl GridPlan {
             (chosen, zero)
         };
         if self.rule == ScaleRule::Search && lo < hi {
-            return search::ends(v, lo, hi, top, at);
+            return search::ends(sample, lo, hi, top, at);
         }
         at(lo, hi)
     }
