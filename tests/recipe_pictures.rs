@@ -322,24 +322,53 @@ fn selectors_with_unknown_names() {
 }
 
 #[test]
-fn what_this_version_cannot_do_is_refused_with_what_it_can() {
-    insta::assert_snapshot!(picture("schema = 1\n[[quantize]]\nclass = \"linear\"\nencoding = \"int8-g128\"\nquantizer = \"search\"\nrounding = \"modelopt\"\n"), @r#"
+fn quantizers_and_roundings_without_meaning_are_refused_with_the_reason() {
+    let rules = [
+        "encoding = \"int8-g128\"\nquantizer = \"search\"\nrounding = \"modelopt\"",
+        "encoding = \"mxfp4\"\nquantizer = \"search\"",
+        "encoding = \"keep\"\nquantizer = \"search\"",
+        "encoding = \"int8-channel\"\nrounding = \"modelopt\"",
+        "encoding = \"nvfp4\"\nrounding = \"transformers\"",
+    ];
+    let rules = rules.map(|rule| format!("[[quantize]]\nclass = \"linear\"\n{rule}\n"));
+    insta::assert_snapshot!(picture(&format!("schema = 1\n{}", rules.concat())), @r#"
     error: the recipe mine.toml is not usable  [exit 2]
 
-      recipe: this version has no quantizer `search`
-         --> mine.toml:5:13
-          |
-        5 | quantizer = "search"
-          |             ^^^^^^^^
-        = quantizer = "rtn" works (the default)
-      recipe: this version has no rounding `modelopt`
+      recipe: quantizer "search" chooses scales its own way, which modelopt does not
          --> mine.toml:6:12
           |
         6 | rounding = "modelopt"
           |            ^^^^^^^^^^
-        = rounding = "rad" works (the default)
+        = rounding = "rad" goes with quantizer = "search"
+      recipe: a power-of-two scale (e8m0) follows from the largest value of its block; there is nothing
+        to search
+          --> mine.toml:10:13
+           |
+        10 | quantizer = "search"
+           |             ^^^^^^^^
+        = quantizer = "rtn" (the default) goes with it
+      recipe: encoding keep has no scales, and quantizer "search" searches for scales
+          --> mine.toml:14:13
+           |
+        14 | quantizer = "search"
+           |             ^^^^^^^^
+        = leave `quantizer` out, or take an encoding with scales, e.g. "int8-g128"
+      recipe: modelopt has no encoding i8*bf16[1x*]
+          --> mine.toml:18:12
+           |
+        18 | rounding = "modelopt"
+           |            ^^^^^^^^^^
+        = it has fp8_e4m3 under f32 scales for a row, the weight or a block, i8 under f32 scales for a
+          row, i8 for a group, i4 under f32 scales for a group, nvfp4, mxfp4 and mxfp8
+      recipe: transformers has no encoding fp4_e2m1*fp8_e4m3[1x16]*f32[*x*]
+          --> mine.toml:22:12
+           |
+        22 | rounding = "transformers"
+           |            ^^^^^^^^^^^^^^
+        = it has fp8_e4m3 under f32 or e8m0 scales for blocks, e.g. { codes = "fp8_e4m3", block = [128,
+          128], scale = "f32" }
 
-    2 problems
+    5 problems
     "#);
 }
 

@@ -404,6 +404,21 @@ fn clashes(grid: &Grid) -> Vec<(&'static str, String, String)> {
             "add scale2 = \"f32\", or take a scale of bf16, f16 or f32".to_owned(),
         ));
     }
+    if let Some(table) = &grid.table
+        && grid.scale.is_unsigned_int()
+        && table.ends().0 != -table.ends().1
+    {
+        let (lo, hi) = table.ends();
+        out.push((
+            "scale",
+            format!(
+                "a scale of type {} over a codebook from {lo} to {hi}: where the ends differ, the scale takes the \
+                 sign of a block's largest value",
+                grid.scale
+            ),
+            "a scale that can be negative works, e.g. scale = \"i8\"".to_owned(),
+        ));
+    }
     if let Some(second) = grid.scale2 {
         let nests =
             |inner: u64, outer: u64| outer == 0 || (inner != 0 && outer.is_multiple_of(inner));

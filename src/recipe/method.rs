@@ -81,6 +81,13 @@ pub enum Clamp {
     Symmetric,
 }
 
+impl Codebook {
+    /// Least and greatest value, 0 included.
+    pub fn ends(&self) -> (f32, f32) {
+        self.values.iter().fold((0.0, 0.0), |(lo, hi), v| (v.min(lo), v.max(hi)))
+    }
+}
+
 impl Grid {
     /// A symmetric absmax grid of one scale level.
     pub fn absmax(codes: DType, block: [u64; 2], scale: DType) -> Grid {

@@ -1,7 +1,8 @@
 //! What a code stands for: integers, small floats, codebooks.
 
 use crate::num::{Element, round_away};
-use crate::recipe::{Clamp, Grid};
+use crate::recipe::{Clamp, Codebook, Grid};
+use crate::tensor::DType;
 
 use super::super::error::MethodError;
 
@@ -36,7 +37,7 @@ impl Codes {
         };
         let bits = element.bits();
         if let Some(table) = &grid.table {
-            return Codes::table(element, &table.values, grid);
+            return Codes::table(element, table, grid);
         }
         match grid.codes {
             t if t.is_signed_int() && grid.zero.is_none() => {
@@ -58,7 +59,8 @@ impl Codes {
         }
     }
 
-    fn table(element: Element, values: &[f32], grid: &Grid) -> Result<Codes, MethodError> {
+    fn table(element: Element, table: &Codebook, grid: &Grid) -> Result<Codes, MethodError> {
+        let values = &table.values;
         let refuse = |why: &str| Err(MethodError::Unsupported(why.to_owned()));
         if grid.zero.is_some() {
             return refuse("a codebook takes no zero point");
@@ -76,7 +78,13 @@ impl Codes {
             return refuse("a codebook needs finite entries, not all of them 0");
         }
         let peak = values.iter().fold(0.0f32, |p, v| if v.abs() > p.abs() { *v } else { p });
-        let (lo, hi) = values.iter().fold((0.0f32, 0.0f32), |(lo, hi), v| (lo.min(*v), hi.max(*v)));
+        let (lo, hi) = table.ends();
+        let signed = -lo != hi;
+        if signed && (grid.scale.is_unsigned_int() || grid.scale == DType::E8M0) {
+            return refuse(
+                "a codebook whose ends differ in magnitude needs scales that can be negative",
+            );
+        }
         let stored = grid
             .encoding()
             .plane(crate::tensor::role::TABLE)
@@ -84,10 +92,10 @@ impl Codes {
         let Some(stored) = stored else { return refuse("the codebook has no plane") };
         Ok(Codes::Table {
             element,
-            values: values.to_vec(),
+            values: values.clone(),
             stored,
             peak,
-            signed: -lo != hi,
+            signed,
             has_zero: values.contains(&0.0),
         })
     }
