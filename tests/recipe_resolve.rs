@@ -750,3 +750,43 @@ proptest! {
         prop_assert_eq!(shared.len(), shared.iter().collect::<BTreeSet<_>>().len());
     }
 }
+
+#[test]
+fn a_rounding_that_does_not_fit_a_weight_is_refused_with_what_would() {
+    let mut table = model();
+    for weight in &mut table.weights {
+        if weight.name == "blk.0.attn_output.weight" {
+            weight.dtype = DType::F32;
+        }
+    }
+    let recipe = rules(&[
+        "match = \"*.o_proj.weight\"\nencoding = \"int8-channel\"\nrounding = \"compressed-tensors\"",
+        "tower = \"text\"\nclass = \"linear\"\nencoding = \"int8-g128\"\nrounding = \"compressed-tensors\"",
+    ]);
+    let text = refused(&recipe, &table).to_string();
+    for line in [
+        "weight model.language_model.layers.0.self_attn.o_proj.weight: compressed-tensors gives scales the type",
+        "of the weight, which is f32, and the encoding has bf16 scales",
+        "spell the encoding out with scale = \"f32\", or take rounding = \"rad\"",
+        "576 columns are no whole number of groups of 128",
+        "rounding \"compressed-tensors\" has no short groups; rounding \"rad\" has",
+    ] {
+        let flat = |s: &str| s.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat(&text).contains(&flat(line)), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn weights_that_engines_fuse_share_a_scale_under_every_rounding_and_quantizer() {
+    let table = model();
+    for how in
+        ["rounding = \"compressed-tensors\"", "rounding = \"modelopt\"", "quantizer = \"search\""]
+    {
+        let recipe =
+            rules(&[&format!("tower = \"text\"\nclass = \"linear\"\nencoding = \"nvfp4\"\n{how}")]);
+        let a = resolve(&recipe, &table);
+        let sets: Vec<(&str, usize)> =
+            a.shares.iter().map(|s| (s.set.as_str(), s.members.len())).collect();
+        assert_eq!(sets, [("blk.0.attn_qkv", 3), ("blk.1.attn_qkv", 3)], "{how}");
+    }
+}

@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use radpack::artifact::digests;
 use radpack::artifact::errors::WeightError;
-use radpack::diag::{Failure, FailureKind, Result, count, size};
+use radpack::diag::{Failure, FailureKind, Result, count, list, size};
 use radpack::model::ModelSpec;
 use radpack::pipeline::{self, ConvertOptions, Plan, Request};
-use radpack::recipe::{Assigned, EncodingChoice, Method, Use};
+use radpack::recipe::{Assigned, EncodingChoice, Method, Rounding, Use};
 
 use super::args::Convert;
 use super::documents::{
@@ -121,7 +121,20 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
     let _ = writeln!(text, "model     {}", describe_model(plan));
     let digest = plan.recipe.digest();
     let name = if plan.recipe.name.is_empty() { "unnamed" } else { &plan.recipe.name };
-    let _ = writeln!(text, "recipe    {name} (sha256 {}…) · rounding rad\n", &digest[..8]);
+    let mut roundings: Vec<Rounding> = plan
+        .recipe
+        .rules
+        .iter()
+        .filter(|rule| matches!(rule.encoding.method, Method::Grid(_)))
+        .map(|rule| rule.rounding)
+        .collect();
+    roundings.sort_unstable();
+    roundings.dedup();
+    let roundings = match roundings.as_slice() {
+        [] => "rad".to_owned(),
+        some => list(&some.iter().map(|r| r.name()).collect::<Vec<_>>(), some.len()),
+    };
+    let _ = writeln!(text, "recipe    {name} (sha256 {}…) · rounding {roundings}\n", &digest[..8]);
     text.push_str(&rules(plan));
     text.push('\n');
     for tail in &plan.assignment.tails {

@@ -1,271 +1,32 @@
 //! Held against what compressed-tensors, ModelOpt and transformers make of the same weights (`fixtures/quant`): codes,
 //! scales and zero points, bit for bit. Packing is undone here; it is no matter of arithmetic.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 
-use crate::num::{Element, mini, pack, unpack, widen};
+use crate::num::{Element, mini};
 use crate::recipe::{Grid, Method, Rounding, ScaleRule, SecondScale};
-use crate::tensor::{DType, role};
+use crate::tensor::{DType, Shape, TensorSource, role};
 
 use super::grid::GridPlan;
-use super::{Decoder, EncodeError, Encoder, MethodError, PlaneBuffers, PlaneSlice, Whole, peak};
+use super::{EncodeError, Encoder, Job, MethodError, PlaneBuffers, Sink, Whole, Workers, execute};
+
+mod made;
+
+use made::{Input, Made, canonical, inputs, make};
 
 const CT: Rounding = Rounding::CompressedTensors;
 
 fn file(name: &str) -> Vec<u8> {
     let path = format!("{}/fixtures/quant/{name}", env!("CARGO_MANIFEST_DIR"));
     std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
-}
-
-/// One matrix and its type.
-#[derive(Clone)]
-struct Input {
-    dtype: DType,
-    rows: usize,
-    cols: usize,
-    bytes: Vec<u8>,
-}
-
-impl Input {
-    fn values(&self) -> Vec<f32> {
-        let mut values = vec![0.0; self.rows * self.cols];
-        widen(self.dtype, &self.bytes, &mut values).expect("a float type");
-        values
-    }
-
-    /// The first rows, converted.
-    fn head(&self, rows: usize, dtype: DType) -> Input {
-        let element = Element::new(dtype).expect("codec");
-        let width = dtype.bytes().expect("whole bytes") as usize;
-        let values = self.values();
-        let bytes = values[..rows * self.cols]
-            .iter()
-            .flat_map(|v| element.encode(*v).to_le_bytes()[..width].to_vec())
-            .collect();
-        Input { dtype, rows, cols: self.cols, bytes }
-    }
-
-    fn peak(&self) -> f32 {
-        peak(self.dtype, &self.bytes).expect("finite")
-    }
-}
-
-/// The inputs of the fixtures, and those made from a seed.
-fn inputs() -> BTreeMap<String, Input> {
-    let bytes = file("inputs.safetensors");
-    let all = SafeTensors::deserialize(&bytes).expect("a safetensors file");
-    let mut out: BTreeMap<String, Input> = all
-        .iter()
-        .map(|(name, view)| {
-            let [rows, cols] = *view.shape() else { panic!("{name} is no matrix") };
-            let bytes = view.data().to_vec();
-            (name.to_owned(), Input { dtype: DType::BF16, rows, cols, bytes })
-        })
-        .collect();
-    for (dtype, name) in [(DType::F32, "normal8_f32"), (DType::F16, "normal8_f16")] {
-        out.insert(name.into(), out["normal"].head(8, dtype));
-    }
-    let generated = |seed, rows: usize, cols: usize, mask| Input {
-        dtype: DType::BF16,
-        rows,
-        cols,
-        bytes: (0..(rows * cols) as u64).flat_map(|i| bits(seed + i, mask).to_le_bytes()).collect(),
-    };
-    assert!(generated(1, 64, 512, 0).bytes == out["normal"].bytes);
-    assert!(generated(2, 64, 512, 0x3ff).bytes == out["outlier"].bytes);
-    out.insert("big".into(), generated(3, 256, 1024, 0xfff));
-    out
-}
-
-/// One generated bf16: splitmix64, magnitudes spread over exponents, rare outliers.
-fn bits(state: u64, mask: u64) -> u16 {
-    let z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    let u = z ^ (z >> 31);
-    let drop = ((u >> 32) as u16).leading_zeros() as u16;
-    let outlier = if mask != 0 && u & mask == 0 { 5 } else { 0 };
-    ((u >> 63) as u16) << 15 | (121 - drop + outlier) << 7 | (u >> 56) as u16 & 0x7f
-}
-
-/// What our encoder made.
-struct Made {
-    grid: Grid,
-    rows: usize,
-    cols: usize,
-    planes: Vec<Vec<u8>>,
-    /// First row that an encoder refuses.
-    lost: Option<u64>,
-}
-
-/// Encodes with the arithmetic itself, whatever becomes of the values, and holds the encoder, fed in the smallest
-/// pieces that it allows, to the same planes or to a refusal.
-fn make(grid: Grid, input: &Input, peak: f32) -> Made {
-    let Input { dtype, rows, cols, .. } = *input;
-    let encoding = grid.encoding();
-    let plan = GridPlan::new(&grid, &encoding, dtype, [rows, cols], Some(peak)).expect("legal");
-    let mut planes = vec![Vec::new(); encoding.planes.len()];
-    for (i, bytes) in plan.whole_planes() {
-        planes[i] = bytes;
-    }
-    let arithmetic = plan.encode(&mut input.values(), None, &mut planes);
-
-    let method = Method::Grid(grid.clone());
-    let whole = Encoder::needs_peak(&method).then_some(Whole { peak });
-    let encoder = Encoder::new(&method, dtype, rows as u64, cols as u64, whole).expect("legal");
-    let step = encoder.row_block() as usize * encoder.source_row_bytes();
-    let mut lost = None;
-    let mut buffers = PlaneBuffers::new();
-    for (i, piece) in input.bytes.chunks(step).enumerate() {
-        let first = i as u64 * encoder.row_block();
-        match encoder.encode(first, piece, &mut buffers) {
-            Ok(_) => {
-                for (p, plane) in
-                    planes.iter().enumerate().filter(|(p, _)| !buffers.plane(*p).is_empty())
-                {
-                    let at = encoder.plane_offset(p, first) as usize;
-                    let ours = buffers.plane(p);
-                    assert!(
-                        plane[at..at + ours.len()] == *ours,
-                        "{encoding} plane {p} row {first}"
-                    );
-                }
-            }
-            Err(EncodeError::Lost { rounding, row }) => {
-                assert_eq!(rounding, grid.rounding);
-                lost = lost.or(Some(row));
-            }
-            Err(other) => panic!("{encoding}: {other}"),
-        }
-    }
-    assert!(arithmetic.is_ok() || lost.is_some(), "{encoding}: {arithmetic:?}");
-    Made { grid, rows, cols, planes, lost }
-}
-
-impl Made {
-    fn plane(&self, role: &str) -> &[u8] {
-        let at = self.grid.encoding().plane(role).map_or(usize::MAX, |(i, _)| i);
-        self.planes.get(at).map_or(&[], Vec::as_slice)
-    }
-
-    /// Rows of `width` codes of `bits` bits.
-    fn unpacked(bytes: &[u8], bits: u32, width: usize) -> Vec<Vec<u32>> {
-        bytes
-            .chunks_exact((width * bits as usize).div_ceil(8))
-            .map(|row| {
-                let mut codes = vec![0; width];
-                unpack(row, bits, &mut codes);
-                codes
-            })
-            .collect()
-    }
-
-    /// Codes; signed ones by their distance from the least.
-    fn codes(&self) -> Vec<Vec<u32>> {
-        let bits = self.grid.codes.bits();
-        let flip = if self.grid.codes.is_signed_int() { 1 << (bits - 1) } else { 0 };
-        let mut codes = Made::unpacked(&self.planes[0], bits, self.cols);
-        codes.iter_mut().flatten().for_each(|c| *c ^= flip);
-        codes
-    }
-
-    fn decoded(&self) -> Vec<f32> {
-        let decoder = Decoder::new(&self.grid.encoding(), self.rows as u64, self.cols as u64)
-            .expect("decodes");
-        let planes: Vec<PlaneSlice<'_>> =
-            self.planes.iter().map(|p| PlaneSlice::whole(p)).collect();
-        let mut out = vec![0f32; self.rows * self.cols];
-        decoder.decode(0..self.rows as u64, &planes, &mut out).expect("whole planes");
-        out
-    }
-
-    /// bf16 of the decoded values; one NaN for all of them.
-    fn dequant(&self) -> Vec<u8> {
-        self.decoded().iter().flat_map(|v| canonical(mini::bf16_bits(*v)).to_le_bytes()).collect()
-    }
-
-    /// The tensors that compressed-tensors would write.
-    fn as_compressed_tensors(
-        &self,
-        packed: bool,
-        source: DType,
-    ) -> BTreeMap<&'static str, Vec<u8>> {
-        let mut out = BTreeMap::new();
-        let scale = self.plane(role::SCALE).to_vec();
-        out.insert("weight_scale", scale);
-        if self.grid.scale2.is_some() {
-            let multiplier = f32::from_le_bytes(self.plane(role::SCALE_1).try_into().expect("one"));
-            let e = Element::new(source).expect("codec");
-            let g = e.decode(e.encode(1.0 / multiplier));
-            out.insert("weight_global_scale", g.to_le_bytes().to_vec());
-        }
-        let (bits, int) = (self.grid.codes.bits(), !self.grid.codes.is_float());
-        if int && packed {
-            out.insert("weight_packed", words(&self.codes(), bits));
-            if let Some(zero) = self.grid.zero {
-                let groups = self.cols / self.grid.block[1] as usize;
-                let zeros = Made::unpacked(self.plane(role::ZERO), zero.bits(), groups);
-                let columns: Vec<Vec<u32>> =
-                    (0..groups).map(|g| zeros.iter().map(|row| row[g]).collect()).collect();
-                // Packed down the rows, a word of every group side by side.
-                let packed = words(&columns, bits);
-                let per_column = packed.len() / groups;
-                let bytes = (0..per_column / 4)
-                    .flat_map(|w| {
-                        (0..groups)
-                            .flat_map(move |g| (0..4).map(move |b| g * per_column + 4 * w + b))
-                    })
-                    .map(|at| packed[at])
-                    .collect();
-                out.insert("weight_zero_point", bytes);
-            }
-        } else if bits == 4 {
-            out.insert("weight_packed", self.planes[0].clone());
-        } else {
-            out.insert("weight", self.planes[0].clone());
-        }
-        out.insert("dequant", self.dequant());
-        out
-    }
-
-    /// The tensors that ModelOpt would write.
-    fn as_modelopt(&self) -> BTreeMap<&'static str, Vec<u8>> {
-        let mut out = BTreeMap::new();
-        out.insert("weight_scale", self.plane(role::SCALE).to_vec());
-        out.insert("weight_scale_2", self.plane(role::SCALE_1).to_vec());
-        let weight = match self.grid.codes {
-            DType::I4 => {
-                // Two rows to a byte, two's complement.
-                let codes = Made::unpacked(&self.planes[0], 4, self.cols);
-                codes
-                    .chunks_exact(2)
-                    .flat_map(|pair| pair[0].iter().zip(&pair[1]).map(|(a, b)| (a | b << 4) as u8))
-                    .collect()
-            }
-            _ => self.planes[0].clone(),
-        };
-        out.insert("weight", weight);
-        out
-    }
-}
-
-fn canonical(bf16: u16) -> u16 {
-    if bf16 & 0x7fff > 0x7f80 { 0x7fc0 } else { bf16 }
-}
-
-/// Rows of codes in little-endian 32-bit words; rows start on words.
-fn words(rows: &[Vec<u32>], bits: u32) -> Vec<u8> {
-    let mut out = Vec::new();
-    for row in rows {
-        let start = out.len();
-        out.resize(start + (row.len() * bits as usize).div_ceil(32) * 4, 0);
-        let n = (row.len() * bits as usize).div_ceil(8);
-        pack(row, bits, &mut out[start..start + n]);
-    }
-    out
 }
 
 fn nvfp4(rounding: Rounding) -> Grid {
@@ -373,7 +134,8 @@ fn compare_ct(name: &str) -> Tally {
     let bytes = file(&format!("{name}.safetensors"));
     let all = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let inputs = inputs();
-    let mut cases: BTreeMap<(&str, &str), Vec<(&str, Vec<u8>)>> = BTreeMap::new();
+    type Tensors<'a> = Vec<(&'a str, Vec<u8>)>;
+    let mut cases: BTreeMap<(&str, &str), Tensors<'_>> = BTreeMap::new();
     for (name, view) in all.iter() {
         let parts: Vec<&str> = name.split('/').collect();
         // NaN and infinity in the source are no contract, and refused; fused sets have a test of their own.
@@ -460,6 +222,70 @@ fn weights_that_engines_fuse_share_the_global_scale() {
         }
     }
     tally.finish("fused", 30, &[]);
+}
+
+/// A weight in memory, for the executor.
+struct Rows(Input, Shape);
+
+impl TensorSource for Rows {
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn shape(&self) -> &Shape {
+        &self.1
+    }
+
+    fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
+        let row = self.0.bytes.len() / self.0.rows;
+        Ok(self.0.bytes[range.start as usize * row..range.end as usize * row].into())
+    }
+}
+
+/// Planes by job and index.
+#[derive(Default)]
+struct Memory(Mutex<BTreeMap<(usize, usize), Vec<u8>>>);
+
+impl Sink for Memory {
+    fn write(&self, job: usize, plane: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut planes = self.0.lock().expect("no panics");
+        let plane = planes.entry((job, plane)).or_default();
+        let end = offset as usize + bytes.len();
+        plane.resize(plane.len().max(end), 0);
+        plane[offset as usize..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn complete(&self, _: usize) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn weights_of_one_set_in_any_source_get_the_packages_shared_scale_when_streamed() {
+    let inputs = inputs();
+    let set = ["q", "k", "v"].map(|name| inputs[&format!("fused.{name}")].clone());
+    let peak = set.iter().map(Input::peak).fold(0.0, f32::max);
+    for rounding in [CT, Rounding::ModelOpt] {
+        let method = Method::Grid(nvfp4(rounding));
+        let jobs: Vec<Job<'_>> = set
+            .iter()
+            .map(|input| {
+                let shape = Shape::from([input.rows as u64, input.cols as u64]);
+                let source = Box::new(Rows(input.clone(), shape));
+                Job { source, method: &method, share: Some(7), may_be_infinite: false }
+            })
+            .collect();
+        let (sink, cancelled) = (Memory::default(), AtomicBool::new(false));
+        execute(&jobs, Workers { threads: 2, cancelled: &cancelled }, &sink).expect("finite");
+        let planes = sink.0.into_inner().expect("no panics");
+        for (job, input) in set.iter().enumerate() {
+            let want = make(nvfp4(rounding), input, peak).planes;
+            for (p, plane) in want.iter().enumerate() {
+                assert!(planes[&(job, p)] == *plane, "{rounding:?} {job} {p}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -696,7 +522,7 @@ fn what_a_package_refuses_is_refused() {
 fn every_row_of_zeros_that_modelopt_makes_nan_is_refused_by_its_number() {
     let grid = modelopt_grid("fp8_pc_pt");
     let encoder = Encoder::new(&Method::Grid(grid), DType::BF16, 3, 32, None).expect("legal");
-    let mut rows = vec![0x80, 0x3f].repeat(96);
+    let mut rows = [0x80, 0x3f].repeat(96);
     rows[64..128].fill(0);
     let error = encoder.encode(0, &rows, &mut PlaneBuffers::new()).expect_err("a zero row");
     assert_eq!(error, EncodeError::Lost { rounding: Rounding::ModelOpt, row: 1 });
