@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
+use proptest::prelude::*;
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
 
@@ -531,4 +532,69 @@ fn every_row_of_zeros_that_modelopt_makes_nan_is_refused_by_its_number() {
         "rounding \"modelopt\" turns finite values into NaN or infinity in the block of row 1, as modelopt itself \
          does; rounding \"rad\" does not"
     );
+}
+
+/// Every grid that some package has, in the source type given.
+fn package_grids(source: DType) -> Vec<Grid> {
+    let mut grids: Vec<Grid> = [
+        "int8_ch",
+        "int4_g32",
+        "int8_g32",
+        "int8_g32_asym",
+        "int4_g32_asym",
+        "int8_ch_asym",
+        "fp8_ch",
+        "fp8_tensor",
+        "fp8_block",
+        "nvfp4",
+        "mxfp4",
+        "mxfp8",
+    ]
+    .into_iter()
+    .flat_map(|format| {
+        let cpu = ct_grid(format, source);
+        [Grid { rounding: Rounding::CompressedTensorsF32, ..cpu.clone() }, cpu]
+    })
+    .collect();
+    for format in
+        ["nvfp4", "mxfp4", "mxfp8", "fp8_tensor", "fp8_pc_pt", "fp8_pb_wo", "int8_wo", "int4_awq"]
+    {
+        let grid = modelopt_grid(format);
+        let block = if grid.block[1] == 128 && grid.block[0] == 1 { [1, 32] } else { grid.block };
+        grids.push(Grid { block, ..grid });
+    }
+    let blocks = Grid::absmax(DType::F8E4M3, [2, 32], DType::F32);
+    grids.push(Grid { rounding: Rounding::Transformers, ..blocks });
+    grids.push(mx(DType::F8E4M3, [2, 32], Rounding::Transformers));
+    grids
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn finite_values_of_any_size_decode_to_finite_ones_or_are_refused(
+        bits in prop::collection::vec(any::<u32>(), 3 * 64), spread in any::<bool>(),
+    ) {
+        for source in [DType::BF16, DType::F16, DType::F32] {
+            let element = Element::new(source).expect("codec");
+            let width = source.bytes().expect("whole bytes") as usize;
+            let bytes: Vec<u8> = bits
+                .iter()
+                .flat_map(|b| {
+                    // Any pattern, or patterns of similar size.
+                    let b = if spread { *b } else { b & 0x80ff_ffff | 0x3c00_0000 };
+                    let x = element.decode(if source == DType::F32 { b } else { b >> 16 });
+                    element.encode(if x.is_finite() { x } else { 0.0 }).to_le_bytes()[..width].to_vec()
+                })
+                .collect();
+            let input = Input { dtype: source, rows: 3, cols: 64, bytes };
+            for grid in package_grids(source) {
+                let made = make(grid, &input, input.peak());
+                let finite = made.decoded().iter().all(|v| v.is_finite());
+                // Infinite scales over zeros, and the like, are refused though what is left is finite.
+                prop_assert!(finite || made.lost.is_some(), "{}", made.grid.encoding());
+            }
+        }
+    }
 }
