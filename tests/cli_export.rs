@@ -177,7 +177,7 @@ fn float_formats_carry_codes_and_scales_as_stored() {
                 assert_eq!(shape[..], [1]);
                 let divisor = f32::from_le_bytes(divisor[..].try_into().expect("4 bytes"));
                 let second = f32::from_le_bytes(rest.try_into().expect("4 bytes"));
-                assert_eq!(divisor, 1.0 / second);
+                assert_eq!(1.0 / divisor, second);
             }
             None => assert_eq!(rest, [] as [u8; 0], "{recipe}"),
         }
@@ -213,4 +213,30 @@ fn what_the_format_cannot_say_is_refused_whole_and_nothing_is_written() {
     assert!(ran.stderr.contains("x exists already"), "{}", ran.stderr);
     assert_eq!(fs::read_dir(tmp.path().join("x")).expect("lists").count(), 0);
     assert_eq!(fs::read_dir(tmp.path()).expect("lists").count(), 2, "the artifact and the folder");
+}
+
+#[test]
+fn an_exported_folder_reads_back_as_a_source_with_the_same_codes_and_scales() {
+    let tmp = tempdir().expect("a folder");
+    let keep = "schema = 1\nname = \"keep\"\n[[quantize]]\nmatch = \"*\"\nencoding = \"keep\"\n";
+    fs::write(tmp.path().join("keep.toml"), keep).expect("writes");
+    for recipe in ["w8a16", "w4a16-g32", "fp8-dynamic", "fp8-block", "nvfp4", "mxfp4"] {
+        // The library's own rounding: its second scales are reciprocals of bf16 values, which come back exactly.
+        let source = testkit::tiny_model("tiny-qwen3");
+        let text = succeeds(tmp.path(), &["recipes", "show", recipe]).stdout;
+        let text = text.replace("rounding = \"rad\"", "rounding = \"compressed-tensors\"");
+        fs::write(tmp.path().join("r.toml"), text).expect("writes");
+        let source = source.to_str().expect("UTF-8");
+        succeeds(tmp.path(), &["convert", source, "--recipe", "r.toml", "-o", "t.rad"]);
+        succeeds(tmp.path(), &["export", "t.rad", "--format", "compressed-tensors", "-o", recipe]);
+        succeeds(tmp.path(), &["convert", recipe, "--recipe", "keep.toml", "-o", "again.rad"]);
+        succeeds(tmp.path(), &["validate", "again.rad", "--against", recipe]);
+        for weight in ["blk.0.attn_q.weight", "blk.1.attn_output.weight", "blk.3.ffn_down.weight"] {
+            let raw = |file: &str, out: &str| {
+                succeeds(tmp.path(), &["extract", file, weight, "--raw", "-o", out]);
+                fs::read(tmp.path().join(out)).expect("reads")
+            };
+            assert!(raw("t.rad", "a") == raw("again.rad", "b"), "{recipe} {weight}");
+        }
+    }
 }

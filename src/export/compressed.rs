@@ -58,8 +58,7 @@ pub(super) fn weight<'a>(
             .plane(k)
             .try_into()
             .map_err(|_| refuse("its second scale is not one f32".to_owned()))?;
-        // A divisor there, a multiplier here.
-        let divisor = 1.0 / f32::from_le_bytes(second);
+        let divisor = divisor_of(f32::from_le_bytes(second));
         let bytes = Bytes::Made(divisor.to_le_bytes().to_vec());
         tensors.push(tensor("weight_global_scale", DType::F32, vec![1], bytes));
     }
@@ -77,6 +76,14 @@ pub(super) fn weight<'a>(
         }),
     };
     Ok((tensors, scheme))
+}
+
+/// The divisor whose reciprocal is this second scale: a divisor there, a multiplier here. The library rounds its
+/// divisors to bf16, and one that was is found again exactly.
+fn divisor_of(second: f32) -> f32 {
+    let divisor = 1.0 / second;
+    let rounded = half::bf16::from_f32(divisor).to_f32();
+    if 1.0 / rounded == second { rounded } else { divisor }
 }
 
 /// What an encoding is called there.

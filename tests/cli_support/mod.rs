@@ -1,6 +1,4 @@
 //! Runs the real binary in a folder of its own.
-#![allow(dead_code)]
-// each test binary uses its own part
 
 // Every test file compiles this module for itself and uses a part of it.
 #![allow(dead_code)]

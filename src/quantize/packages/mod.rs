@@ -115,11 +115,6 @@ impl Tally {
 
     #[track_caller]
     fn finish(&self, what: &str, equal: usize, lost: &[&str]) {
-        println!(
-            "{what}: {} tensors equal bit for bit, {} differ",
-            self.equal,
-            self.differing.len()
-        );
         assert_eq!(self.differing, [] as [String; 0], "{what}");
         assert_eq!(self.equal, equal, "{what}: tensors compared");
         assert_eq!(

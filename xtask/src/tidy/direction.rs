@@ -107,8 +107,8 @@ impl Tree {
                 && inner.contains(second)
                 // A path that ends here may mean a function of the same name, unless the module is visible.
                 && (path.len() > 2 || self.visible.contains(&(target.clone(), second.clone())))
-                // The pipeline drives the stages through everything they show.
-                && !(module == "pipeline" && self.visible.contains(&(target.clone(), second.clone())))
+                // The container's entries are documents of their own that readers name: manifest, digests, errors.
+                && !(target == "artifact" && self.visible.contains(&(target.clone(), second.clone())))
             {
                 let why = format!(
                     "{target}::{second} is an inner module of {target}; name what {target} itself exports"
