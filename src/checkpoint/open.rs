@@ -348,6 +348,19 @@ impl Checkpoint {
         Kept::new(&self.shards, &weight.shape, parts)
     }
 
+    /// The files that hold a weight's tensors, in the order of its parts; `None` for a weight that is made of tensors
+    /// quantized in the checkpoint, which lie in several places, or that does not fit the checkpoint.
+    pub fn files_of(&self, weight: &Weight) -> Option<Vec<&str>> {
+        if weight.stored.is_some() {
+            return None;
+        }
+        let file = |part: &Part| {
+            let place = self.places.get(&part.tensor)?;
+            Some(self.shards.get(place.shard)?.path.as_str())
+        };
+        weight.parts.iter().map(file).collect()
+    }
+
     /// The codes and scales of a weight that the checkpoint holds quantized, as planes; `None` for an unquantized
     /// weight and for one whose [`Stored::planes`] says why there are none.
     pub fn planes(&self, weight: &Weight) -> Option<Box<dyn PlaneSource + '_>> {

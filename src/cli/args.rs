@@ -94,6 +94,9 @@ pub struct Convert {
     /// Overwrite one recipe value, e.g. --set whole_groups=true.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+    /// Copy weights that this older artifact holds already; the output's bytes stay the same.
+    #[arg(long, value_name = "OLD.rad", value_hint = ValueHint::FilePath, conflicts_with = "dry_run")]
+    pub reuse: Option<PathBuf>,
     /// Plan and print; write nothing.
     #[arg(long)]
     pub dry_run: bool,

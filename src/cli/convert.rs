@@ -10,7 +10,7 @@ use radpack::artifact::digests;
 use radpack::artifact::errors::WeightError;
 use radpack::diag::{Failure, FailureKind, Result, count, list, size};
 use radpack::model::{ModelSpec, Origin};
-use radpack::pipeline::{self, ConvertOptions, Plan, Request};
+use radpack::pipeline::{self, ConvertOptions, Plan, Request, Reuse};
 use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Rounding, Use};
 
 use super::args::Convert;
@@ -34,6 +34,7 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
     let Some(out) = &args.output else {
         return Err(Failure::plain(FailureKind::Usage, "an output is needed: -o OUT.rad"));
     };
+    let reuse = args.reuse.as_deref().map(Reuse::open).transpose().map_err(nothing_written)?;
     let bars = Bars::new(plan.sources.bytes(), plan.assignment.total.source_bytes);
     let started = Instant::now();
     let options = ConvertOptions {
@@ -41,7 +42,7 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         progress: &bars,
         cancelled: request::stop_on_signals(),
     };
-    let converted = pipeline::convert(&plan, out, options);
+    let converted = pipeline::convert_reusing(&plan, out, options, reuse.as_ref());
     bars.finish();
     let converted = converted?;
 
@@ -49,6 +50,7 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         let errors = relative_errors(&converted.errors);
         let mut document = document(&plan, false, Some(out), &errors);
         document.digest = Some(digests::hex(&converted.digest));
+        document.reused = converted.reused;
         output.document(&document)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -60,6 +62,10 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         size(converted.file_bytes),
     );
     // Writing to a String cannot fail.
+    if reuse.is_some() {
+        let of = converted.errors.len();
+        let _ = writeln!(text, "reused    {} of {of} quantized weights", converted.reused);
+    }
     let _ = writeln!(text, "digest    sha256:{}", digests::hex(&converted.digest));
     text.push_str(&worst(&converted.errors, args.report));
     let _ = writeln!(
@@ -362,6 +368,7 @@ fn document(
         output: out.map(|o| o.display().to_string()),
         file_bytes: plan.layout.file_bytes(),
         digest: None,
+        reused: 0,
         recipe: plan.recipe.name.clone(),
         recipe_sha256: plan.recipe.digest(),
         family: plan.spec.as_ref().map(|s| s.family.to_owned()),

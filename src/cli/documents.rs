@@ -98,6 +98,8 @@ pub struct ConvertDocument {
     pub file_bytes: u64,
     /// Root digest; absent in a dry run.
     pub digest: Option<String>,
+    /// Weights that were copied out of an older artifact.
+    pub reused: usize,
     /// Name of the recipe.
     pub recipe: String,
     /// Digest of the resolved recipe.

@@ -66,7 +66,7 @@ pub fn compare(
         bytes: AtomicU64::new(0),
         progress: options.progress,
     };
-    let (sums, hashes) = run(plan, &work, &sink, options)?;
+    let (sums, hashes) = run(plan, &work, &sink, options, None)?;
     findings.extend(sink.findings());
     let bytes = sink.bytes.load(Ordering::Relaxed);
 

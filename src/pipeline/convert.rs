@@ -1,12 +1,12 @@
 //! Executes a plan: hashes the source, streams the weights, seals the file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::{Plan, Progress, disk};
+use super::{Plan, Progress, Reuse, disk};
 use crate::artifact::errors::WeightError;
 use crate::artifact::{Writer, digests, errors, layout as names, manifest};
 use crate::checkpoint::{Checkpoint, FileDigest};
@@ -37,6 +37,8 @@ pub struct Converted {
     pub digest: [u8; 32],
     /// Errors of the quantized weights, in directory order.
     pub errors: Vec<WeightError>,
+    /// Weights that were copied out of an older artifact.
+    pub reused: usize,
 }
 
 /// Writes the planned file to `out`.
@@ -45,16 +47,39 @@ pub struct Converted {
 /// Too little space, an output that is one of the inputs, non-finite weights (all of them), I/O. Then `out` is as it
 /// was.
 pub fn convert(plan: &Plan, out: &Path, options: ConvertOptions<'_>) -> Result<Converted> {
+    convert_reusing(plan, out, options, None)
+}
+
+/// Writes the planned file to `out`; weights that an older artifact holds already are copied from there. The file is
+/// the same, byte for byte, as without it.
+///
+/// # Errors
+/// As [`convert`].
+pub fn convert_reusing(
+    plan: &Plan,
+    out: &Path,
+    options: ConvertOptions<'_>,
+    reuse: Option<&Reuse>,
+) -> Result<Converted> {
     check_output(plan, out)?;
     let writer = Writer::create(out, plan.layout.clone())?;
-    let work = Work::of(plan)?;
+    let mut work = Work::of(plan)?;
+    let mut hashed = None;
+    if let Some(reuse) = reuse {
+        // Only the digests of the source files tell whether an older weight is this one.
+        let pool = pool(options.threads)?;
+        let files = pool.install(|| hash(plan, options, options.cancelled))?;
+        let reusable = pool.install(|| reuse.weights(plan, &files));
+        work.reuse(plan, reuse, &reusable);
+        hashed = Some(files);
+    }
     let sink = FileSink {
         writer: &writer,
         entries: &work.entries,
         digests: Mutex::new(BTreeMap::new()),
         progress: options.progress,
     };
-    let (sums, hashes) = run(plan, &work, &sink, options)?;
+    let (sums, hashes) = run(plan, &work, &sink, options, hashed)?;
     let known = sink.digests.into_inner().unwrap_or_else(PoisonError::into_inner);
 
     let errors = weight_errors(plan, &work, &sums);
@@ -63,7 +88,8 @@ pub fn convert(plan: &Plan, out: &Path, options: ConvertOptions<'_>) -> Result<C
     write_opaque(&writer, names::MANIFEST_ENTRY, &final_manifest(plan, &hashes).to_bytes())?;
     let digest = digests::seal(&writer, &known)?;
     let path = writer.finish()?;
-    Ok(Converted { path, file_bytes: plan.layout.file_bytes(), digest, errors })
+    let reused = work.errors.len();
+    Ok(Converted { path, file_bytes: plan.layout.file_bytes(), digest, errors, reused })
 }
 
 /// The stored weights in container order, as work for the executor.
@@ -74,6 +100,8 @@ pub(super) struct Work<'a> {
     pub entries: Vec<usize>,
     /// What to encode.
     pub jobs: Vec<Job<'a>>,
+    /// Errors of the jobs that copy an older artifact's planes.
+    errors: BTreeMap<usize, WeightError>,
 }
 
 impl<'a> Work<'a> {
@@ -82,7 +110,12 @@ impl<'a> Work<'a> {
     /// # Errors
     /// A weight that the checkpoint cannot assemble: a fault of the plan.
     pub fn of(plan: &'a Plan) -> Result<Work<'a>> {
-        let mut work = Work { weights: Vec::new(), entries: Vec::new(), jobs: Vec::new() };
+        let mut work = Work {
+            weights: Vec::new(),
+            entries: Vec::new(),
+            jobs: Vec::new(),
+            errors: BTreeMap::new(),
+        };
         for (assigned, weight) in plan.assignment.stored(&plan.table) {
             let source = plan.sources.source(weight).map_err(|e| {
                 Failure::plain(FailureKind::Failed, format!("cannot read {}: {e}", weight.name))
@@ -114,35 +147,59 @@ impl<'a> Work<'a> {
         Ok(work)
     }
 
+    /// Copies these weights' planes instead of making them.
+    fn reuse(&mut self, plan: &'a Plan, reuse: &'a Reuse, weights: &BTreeSet<usize>) {
+        for (job, index) in self.weights.iter().enumerate() {
+            let Some(weight) = plan.table.weights.get(*index).filter(|_| weights.contains(index))
+            else {
+                continue;
+            };
+            if let (Some(planes), Some(error)) = (reuse.planes(weight), reuse.error(weight)) {
+                self.jobs[job].planes = Some(planes);
+                self.errors.insert(job, error.clone());
+            }
+        }
+    }
+
     /// The weight of a job.
     pub fn weight(&self, plan: &'a Plan, job: usize) -> Option<&'a Weight> {
         plan.table.weights.get(*self.weights.get(job)?)
     }
 }
 
-/// Encodes every weight and, at the same time, hashes every source file.
+fn pool(threads: usize) -> Result<rayon::ThreadPool> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .map_err(|e| Failure::plain(FailureKind::Failed, format!("cannot start threads: {e}")))
+}
+
+/// Sha256 of every source file; `abandon` stops it.
+fn hash(plan: &Plan, options: ConvertOptions<'_>, abandon: &AtomicBool) -> Result<Vec<FileDigest>> {
+    plan.sources.hash_files(abandon, &|bytes| {
+        options.progress.hashed(bytes);
+        if options.cancelled.load(Ordering::Relaxed) {
+            abandon.store(true, Ordering::Relaxed);
+        }
+    })
+}
+
+/// Encodes every weight and, at the same time, hashes every source file that was not `hashed` before.
 pub(super) fn run(
     plan: &Plan,
     work: &Work<'_>,
     sink: &dyn Sink,
     options: ConvertOptions<'_>,
+    hashed: Option<Vec<FileDigest>>,
 ) -> Result<(Vec<ErrorSum>, Vec<FileDigest>)> {
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(options.threads)
-        .build()
-        .map_err(|e| Failure::plain(FailureKind::Failed, format!("cannot start threads: {e}")))?;
-    // Hashing stops on a signal, and also when encoding has failed already.
+    let pool = pool(options.threads)?;
+    // Hashing stops when encoding has stopped, on a signal too.
     let abandon = AtomicBool::new(false);
     let workers = Workers { threads: options.threads, cancelled: options.cancelled };
     let (encoded, hashed) = std::thread::scope(|scope| {
-        let hashing = scope.spawn(|| {
-            let progress = |bytes| {
-                options.progress.hashed(bytes);
-                if options.cancelled.load(Ordering::Relaxed) {
-                    abandon.store(true, Ordering::Relaxed);
-                }
-            };
-            pool.install(|| plan.sources.hash_files(&abandon, &progress))
+        let hashing = scope.spawn(|| match hashed {
+            Some(files) => Ok(files),
+            None => pool.install(|| hash(plan, options, &abandon)),
         });
         let encoded = execute(&work.jobs, workers, sink);
         if encoded.is_err() {
@@ -235,6 +292,9 @@ pub(super) fn weight_errors(plan: &Plan, work: &Work<'_>, sums: &[ErrorSum]) -> 
     let quantized = |(job, sum): (usize, &ErrorSum)| {
         if *work.jobs.get(job)?.method == Method::Keep {
             return None;
+        }
+        if let Some(error) = work.errors.get(&job) {
+            return Some(error.clone());
         }
         Some(WeightError {
             weight: work.weight(plan, job)?.name.clone(),

@@ -10,12 +10,14 @@ mod compare;
 mod convert;
 mod disk;
 mod plan;
+mod reuse;
 mod sources;
 
 pub use compare::{Comparison, compare, plan_of};
-pub use convert::{ConvertOptions, Converted, convert};
+pub use convert::{ConvertOptions, Converted, convert, convert_reusing};
 pub use disk::free_bytes;
 pub use plan::{Plan, Request, plan};
+pub use reuse::Reuse;
 pub use sources::{DRAFT_FOLDER, Sources};
 
 /// Told how far a run is. Calls come from several threads.

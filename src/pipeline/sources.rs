@@ -73,6 +73,17 @@ impl Sources {
         self.of(weight)?.source(weight)
     }
 
+    /// The files that hold a weight's tensors, by their path in [`Sources::files`]; `None` where that is not one
+    /// place a tensor ([`Checkpoint::files_of`]).
+    pub fn files_of(&self, weight: &Weight) -> Option<Vec<String>> {
+        let folder = match weight.origin {
+            Origin::Main => "",
+            Origin::Draft => DRAFT_FOLDER,
+        };
+        let files = self.of(weight).ok()?.files_of(weight)?;
+        Some(files.into_iter().map(|file| format!("{folder}{file}")).collect())
+    }
+
     /// Tensors of the model and of its draft model.
     pub fn tensors(&self) -> (u64, Option<u64>) {
         let count = |c: &Checkpoint| c.tensors().len() as u64;

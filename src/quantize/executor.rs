@@ -258,6 +258,7 @@ impl<'a, 'j> Run<'a, 'j> {
             let state = self.states.get(job)?;
             cursor.next_job += 1;
             if let Some(set) = state.set
+                && self.jobs[job].planes.is_none()
                 && !std::mem::replace(&mut cursor.announced[set], true)
             {
                 for &member in &self.members[set] {
@@ -307,7 +308,7 @@ impl<'a, 'j> Run<'a, 'j> {
         let bytes = spec.source.rows(rows).map_err(reading(job))?;
         let encoded = if self.scan_only.load(Ordering::Relaxed) {
             self.scan(job, first, &bytes).map(|()| ErrorSum::default())
-        } else if *spec.method == Method::Keep {
+        } else if *spec.method == Method::Keep || spec.planes.is_some() {
             self.keep(job, first, &bytes)?
         } else {
             self.encode_block(job, first, &bytes)?

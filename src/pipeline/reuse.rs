@@ -1,0 +1,168 @@
+//! Weights of an older artifact that a new one would make again, byte for byte.
+//!
+//! A weight is copied when its tensors lie in source files whose sha256 the old manifest lists too, and its name,
+//! parts, shape, encoding, quantizer and options are equal; when its scales depend on other weights (a shared second
+//! level), the whole recipe must be equal as well. Its bytes are checked against the old file's digests before they
+//! are believed. Another version of the program may round differently, so its files are not reused.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+
+use rayon::prelude::*;
+
+use super::Plan;
+use crate::artifact::errors::{self, WeightError};
+use crate::artifact::manifest::{Manifest, WeightRecord};
+use crate::artifact::{Artifact, Entry, OpenError, digests, layout as names};
+use crate::checkpoint::FileDigest;
+use crate::diag::{Diagnostic, Failure, FailureKind, Result};
+use crate::model::Weight;
+use crate::quantize::Encoder;
+use crate::recipe::{Assigned, Method};
+use crate::tensor::{Encoding, PlaneSource, Shape};
+
+/// An older artifact whose weights may be copied.
+#[derive(Debug)]
+pub struct Reuse {
+    artifact: Artifact,
+    manifest: Manifest,
+    digests: BTreeMap<String, [u8; 32]>,
+    errors: BTreeMap<String, WeightError>,
+}
+
+impl Reuse {
+    /// Opens an artifact of this version of the program.
+    ///
+    /// # Errors
+    /// A file that is no valid artifact, has no manifest or digests, or was made by another version.
+    pub fn open(path: &Path) -> Result<Reuse> {
+        let refused = |why: String| {
+            let problem = Diagnostic::new("reuse", format!("{}: {why}", path.display()))
+                .help("convert without --reuse");
+            Failure::one(FailureKind::Refused, "this file cannot be reused", problem)
+        };
+        let artifact = Artifact::open(path).map_err(|error| match error {
+            OpenError::Io { .. } => Failure::plain(FailureKind::Failed, error.to_string()),
+            OpenError::Refused { .. } => refused(error.to_string()),
+        })?;
+        let section = |name: &str| {
+            let entry = artifact.find(name).ok_or_else(|| refused(format!("it has no {name}")))?;
+            Ok::<_, Failure>(entry.plane(0))
+        };
+        let manifest = Manifest::parse(section(names::MANIFEST_ENTRY)?)
+            .map_err(|e| refused(format!("its manifest: {e}")))?;
+        let version = env!("CARGO_PKG_VERSION");
+        if manifest.tool.version != version {
+            let made = &manifest.tool.version;
+            return Err(refused(format!("it was made by radpack {made}, this is {version}")));
+        }
+        let root = artifact.meta_text(names::DIGEST_KEY).map(|t| t.to_string());
+        let root = root.and_then(|hex| digests::from_hex(hex.as_bytes()));
+        let root = root.ok_or_else(|| refused("it has no root digest".to_owned()))?;
+        let list = digests::decode(section(names::DIGESTS_ENTRY)?, &root)
+            .map_err(|e| refused(format!("its digests: {e}")))?;
+        let digests: BTreeMap<String, [u8; 32]> =
+            list.into_iter().map(|d| (d.name, d.sha256)).collect();
+        let intact = digests.get(names::MANIFEST_ENTRY)
+            == Some(&digests::sha256([section(names::MANIFEST_ENTRY)?]));
+        if !intact {
+            return Err(refused("its manifest is not the one that its digests cover".to_owned()));
+        }
+        let of_errors = digests
+            .get(names::ERRORS_ENTRY)
+            .ok_or_else(|| refused("its digests do not cover the error table".to_owned()))?;
+        let errors = errors::decode(section(names::ERRORS_ENTRY)?, of_errors)
+            .map_err(|e| refused(format!("its error table: {e}")))?;
+        let errors = errors.into_iter().map(|e| (e.weight.clone(), e)).collect();
+        Ok(Reuse { artifact, manifest, digests, errors })
+    }
+
+    /// The quantized weights that can be copied, by index in the plan's table. Their stored bytes are hashed, in
+    /// parallel.
+    pub(super) fn weights(&self, plan: &Plan, files: &[FileDigest]) -> BTreeSet<usize> {
+        let old: BTreeSet<[u8; 32]> =
+            self.manifest.source.files.iter().map(|f| f.sha256.0).collect();
+        let unchanged: BTreeSet<&str> =
+            files.iter().filter(|f| old.contains(&f.sha256)).map(|f| f.path.as_str()).collect();
+        let records = |m: &'_ Manifest| -> BTreeMap<String, WeightRecord> {
+            m.weights.iter().map(|w| (w.name.clone(), w.clone())).collect()
+        };
+        let (was, is) = (records(&self.manifest), records(&plan.manifest));
+        let same_recipe = self.manifest.recipe.sha256 == plan.manifest.recipe.sha256;
+        let candidates: Vec<(usize, &Weight)> =
+            plan.assignment
+                .stored(&plan.table)
+                .filter(|(a, w)| {
+                    let from =
+                        |m: &BTreeMap<String, WeightRecord>| m.get(&w.name).map(|r| r.from.clone());
+                    *a.method != Method::Keep
+                        && (same_recipe || !Encoder::needs_peak(&a.method))
+                        && from(&was) == from(&is)
+                        && self.same_entry(a, w)
+                        && plan.sources.files_of(w).is_some_and(|all| {
+                            all.iter().all(|file| unchanged.contains(file.as_str()))
+                        })
+                })
+                .map(|(a, w)| (a.weight, w))
+                .collect();
+        candidates
+            .into_par_iter()
+            .filter(|(_, w)| {
+                let entry = self.artifact.find(&w.name);
+                entry.map(|e| digests::of_entry(&e)).as_ref() == self.digests.get(&w.name)
+            })
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    fn same_entry(&self, assigned: &Assigned, weight: &Weight) -> bool {
+        self.errors.contains_key(&weight.name)
+            && self.artifact.find(&weight.name).is_some_and(|entry| {
+                *entry.encoding() == *assigned.encoding
+                    && *entry.shape() == weight.shape
+                    && entry.quantizer().to_string() == assigned.method.quantizer()
+                    && entry.options().to_string() == assigned.method.options()
+            })
+    }
+
+    /// The stored planes of a weight.
+    pub(super) fn planes(&self, weight: &Weight) -> Option<Box<dyn PlaneSource + '_>> {
+        let entry = self.artifact.find(&weight.name)?;
+        Some(Box::new(StoredPlanes { entry }))
+    }
+
+    /// What the weight's quantization cost, as the old file records it.
+    pub(super) fn error(&self, weight: &Weight) -> Option<&WeightError> {
+        self.errors.get(&weight.name)
+    }
+}
+
+/// Planes of an entry of a mapped file.
+struct StoredPlanes<'a> {
+    entry: Entry<'a>,
+}
+
+impl PlaneSource for StoredPlanes<'_> {
+    fn encoding(&self) -> &Encoding {
+        self.entry.encoding()
+    }
+
+    fn shape(&self) -> &Shape {
+        self.entry.shape()
+    }
+
+    fn plane_rows(&self, plane: usize, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
+        let outside = || io::Error::from(io::ErrorKind::InvalidInput);
+        let spec = self.entry.encoding().planes.get(plane).ok_or_else(outside)?;
+        let (_, cols) = self.entry.shape().matrix().ok_or_else(outside)?;
+        let row = spec.row_bytes(cols).ok_or_else(outside)?;
+        let at = |rows: u64| {
+            rows.checked_mul(row).and_then(|n| usize::try_from(n).ok()).ok_or_else(outside)
+        };
+        let bytes = self.entry.plane(plane).get(at(range.start)?..at(range.end)?);
+        bytes.map(Cow::Borrowed).ok_or_else(outside)
+    }
+}
