@@ -13,6 +13,7 @@ pub mod artifact;
 pub mod checkpoint;
 pub mod diag;
 pub mod export;
+pub mod graph;
 pub mod model;
 pub mod num;
 pub mod pipeline;

@@ -131,7 +131,7 @@ pub enum KvSource {
 }
 
 /// Rotary position embedding in the "rotate half" layout: element i of a head pairs with `i + head_dim / 2`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RopeSpec {
     /// Base of the frequencies `theta^(-2i / head_dim)`.
     pub theta: f64,
@@ -142,7 +142,7 @@ pub struct RopeSpec {
 }
 
 /// Change of rotary frequencies; formulas as in transformers 5.24 `modeling_rope_utils`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum RopeScaling {
     /// None.
     Default,
@@ -228,7 +228,7 @@ pub struct NormSpec {
 }
 
 /// An activation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Activation {
     /// `x · sigmoid(x)`.
     Silu,

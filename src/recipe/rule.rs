@@ -76,7 +76,7 @@ pub struct RulePlaces {
 }
 
 /// What weights are multiplied with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Activations {
     /// Plain single precision.
     F32,

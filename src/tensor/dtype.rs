@@ -6,7 +6,9 @@ use std::fmt;
 ///
 /// Names are the container's spelling ([`DType::name`]); the numbers that files use for them live with the file
 /// formats (`artifact::layout`, `checkpoint::safetensors`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 #[allow(missing_docs)] // each variant is its own documentation: kind and width
 pub enum DType {
     F64,

@@ -6,7 +6,18 @@ use std::fmt;
 pub const MAX_RANK: usize = 6;
 
 /// Extents of a tensor, row-major, dimension 0 slowest. Rank 0 is a scalar.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug,
+    Clone,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct Shape(Vec<u64>);
 
 impl Shape {

@@ -1,0 +1,26 @@
+//! Compiles a model into static programs.
+//!
+//! [`compile`] lowers a [`ModelSpec`] for the sizes of a recipe ([`Sizes`]) over the shards of a partition ([`Shards`])
+//! into [`Programs`]: prefill, image prefill, decode, draft, vision and projector, each a list of typed operations
+//! ([`ir`]). [`verify`] checks them, [`arena`] places their intermediate values, [`Text`] prints them.
+//!
+//! What transformers does at run time with shapes, an engine with static shapes does with a few programs and a host
+//! that picks among them; the inputs are those of optimum-rbln 0.11.2, by name and order.
+
+mod build;
+mod infer;
+pub mod ir;
+mod lower;
+mod memory;
+mod prune;
+mod sizes;
+mod text;
+mod verify;
+
+pub use infer::Spread;
+pub use ir::{Program, ProgramKind, Programs};
+pub use lower::{Shard, Shards, compile};
+pub use memory::{ALIGN, Arena, arena};
+pub use sizes::Sizes;
+pub use text::Text;
+pub use verify::verify;

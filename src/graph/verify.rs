@@ -1,0 +1,168 @@
+//! Whether programs are what they claim to be. Run on every compilation, and on every artifact that is read: nothing
+//! after it has to check an index, a shape or the meaning of a collective again.
+
+use std::collections::BTreeSet;
+
+use super::infer::{Context, Spread, infer, spread};
+use super::ir::{KvId, KvTensor, Op, Program, Programs, ValueId, ValueType};
+use crate::diag::{Diagnostic, Problems};
+
+/// Most programs, values or nodes that are looked at; far above any model's.
+const MAX_PROGRAMS: usize = 4096;
+const MAX_NODES: usize = 1 << 22;
+
+/// Every fault of the programs; empty for sound ones.
+pub fn verify(programs: &Programs) -> Problems {
+    let mut problems = Problems::new();
+    let mut say = |what: String| problems.push(Diagnostic::new("graph", what));
+    if programs.programs.len() > MAX_PROGRAMS {
+        say(format!("{} programs; at most {MAX_PROGRAMS}", programs.programs.len()));
+        return problems;
+    }
+    let mut names = BTreeSet::new();
+    for program in &programs.programs {
+        if !names.insert(program.name.as_str()) {
+            say(format!("two programs are called {}", program.name));
+        }
+    }
+    let mut names = BTreeSet::new();
+    for tensor in &programs.kv {
+        if !names.insert(tensor.name.as_str()) {
+            say(format!("two cache tensors are called {}", tensor.name));
+        }
+        if tensor.unit_bytes().is_none_or(|b| b == 0) {
+            say(format!("{}: a cache tensor of no or too many bytes", tensor.name));
+        }
+    }
+    for program in &programs.programs {
+        for fault in faults(program, &programs.kv) {
+            say(format!("{}: {fault}", program.name));
+        }
+    }
+    problems
+}
+
+/// The faults of one program, first ones first; after a fault in a node its results count as declared.
+fn faults(program: &Program, kv: &[KvTensor]) -> Vec<String> {
+    let mut faults = Vec::new();
+    if program.devices == 0 {
+        faults.push("no device runs it".to_owned());
+    }
+    if program.nodes.len() > MAX_NODES || program.values.len() > MAX_NODES {
+        faults.push(format!("{} nodes; at most {MAX_NODES}", program.nodes.len()));
+        return faults;
+    }
+    let mut names = BTreeSet::new();
+    for port in program.inputs.iter() {
+        if !names.insert(port.name.as_str()) {
+            faults.push(format!("two inputs are called {}", port.name));
+        }
+    }
+    let mut weights = BTreeSet::new();
+    for weight in &program.weights {
+        if !weights.insert(weight.name.as_str()) {
+            faults.push(format!("{} is listed twice", weight.name));
+        }
+    }
+    let context = Context { weights: &program.weights, kv, devices: program.devices };
+    let mut known: Vec<Option<Spread>> = vec![None; program.values.len()];
+    for port in &program.inputs {
+        match known.get_mut(port.value.0 as usize) {
+            Some(slot @ None) => *slot = Some(Spread::Equal),
+            Some(_) => faults.push(format!("input {} shares a value", port.name)),
+            None => faults.push(format!("input {} has no value", port.name)),
+        }
+    }
+    // Rings that this program has written: a reader after it would miss what the write replaced.
+    let mut written: BTreeSet<KvId> = BTreeSet::new();
+    let mut used: BTreeSet<u32> = BTreeSet::new();
+    for (n, node) in program.nodes.iter().enumerate() {
+        let at = format!("operation {n} ({})", node.op.name());
+        let state = |id: &ValueId| known.get(id.0 as usize).copied().flatten();
+        let spreads: Option<Vec<Spread>> = node.inputs.iter().map(state).collect();
+        let types: Option<Vec<&ValueType>> =
+            node.inputs.iter().map(|id| program.value(*id)).collect();
+        let (Some(spreads), Some(types)) = (spreads, types) else {
+            faults.push(format!("{at} reads a value that nothing has made before"));
+            declare(&mut known, &node.outputs, Spread::Equal);
+            continue;
+        };
+        let mut fail = |why: String| faults.push(format!("{at}: {why}"));
+        let wanted = node.outputs.first().and_then(|id| program.value(*id)).map(|v| &v.shape);
+        match infer(&node.op, &types, wanted, &context) {
+            Err(why) => fail(why),
+            Ok(results) => {
+                let declared: Vec<Option<&ValueType>> =
+                    node.outputs.iter().map(|id| program.value(*id)).collect();
+                let embed = matches!(node.op, Op::Embed { .. } | Op::EmbedAxes { .. });
+                let fits = results.len() == declared.len()
+                    && results.iter().zip(&declared).all(|(r, d)| {
+                        d.is_some_and(|d| d.shape == r.shape && (embed || d.dtype == r.dtype))
+                    });
+                if !fits {
+                    fail(format!("gives {results:?}, declared are {declared:?}"));
+                }
+            }
+        }
+        let lies = match spread(&node.op, &spreads, &context) {
+            Ok(lies) => lies,
+            Err(why) => {
+                fail(why);
+                Spread::Equal
+            }
+        };
+        if let Some((pair, write)) = node.op.kv() {
+            let window = matches!(node.op, Op::WindowAttention { .. } | Op::WindowWrite { .. });
+            if window && written.contains(&pair.key) {
+                fail("touches a ring that was written before".to_owned());
+            }
+            if !window && !write && !written.contains(&pair.key) && program.writes(pair.key) {
+                fail("reads blocks before this call's rows are in them".to_owned());
+            }
+            if write && !written.insert(pair.key) {
+                fail("writes a cache tensor twice".to_owned());
+            }
+        }
+        used.extend(node.op.weights().iter().map(|w| w.0));
+        if !declare(&mut known, &node.outputs, lies) {
+            faults
+                .push(format!("{at} makes a value that there is already, or that does not exist"));
+        }
+    }
+    for (i, weight) in program.weights.iter().enumerate() {
+        if !u32::try_from(i).is_ok_and(|i| used.contains(&i)) {
+            faults.push(format!("{} is listed and never read", weight.name));
+        }
+    }
+    if program.outputs.is_empty() {
+        faults.push("it has no output".to_owned());
+    }
+    for port in &program.outputs {
+        match known.get(port.value.0 as usize).copied().flatten() {
+            Some(Spread::Equal) => {}
+            Some(lies) => {
+                faults.push(format!("output {} lies as {lies:?} over the devices", port.name))
+            }
+            None => faults.push(format!("output {} is never made", port.name)),
+        }
+    }
+    faults
+}
+
+fn declare(known: &mut [Option<Spread>], outputs: &[ValueId], lies: Spread) -> bool {
+    let mut fresh = true;
+    for id in outputs {
+        match known.get_mut(id.0 as usize) {
+            Some(slot @ None) => *slot = Some(lies),
+            _ => fresh = false,
+        }
+    }
+    fresh
+}
+
+impl Program {
+    /// Whether an operation of the program writes that cache tensor.
+    fn writes(&self, key: KvId) -> bool {
+        self.nodes.iter().any(|n| n.op.kv().is_some_and(|(pair, write)| write && pair.key == key))
+    }
+}
