@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | open the source | [`checkpoint`] | `Checkpoint` |
 //! | decide every weight's encoding | [`recipe`] | `Assignment` |
+//! | share the weights over devices | [`partition`] | `Placement` |
 //! | encode rows of weights | [`quantize`] | planes |
 //! | write, read and verify the file | [`artifact`] | `Artifact` |
 //!
@@ -16,6 +17,7 @@ pub mod export;
 pub mod graph;
 pub mod model;
 pub mod num;
+pub mod partition;
 pub mod pipeline;
 pub mod quantize;
 pub mod recipe;
