@@ -540,9 +540,12 @@ pub(super) fn spread(op: &Op, inputs: &[Spread], c: &Context<'_>) -> Infer<Sprea
             within(inputs.first(), inputs.get(..2).unwrap_or(&[]))
         }
         Op::PagedAttention { .. } => within(inputs.first(), inputs.get(..1).unwrap_or(&[])),
-        Op::WindowAttention { .. } => {
-            let own = [inputs.get(..1).unwrap_or(&[]), inputs.get(3..5).unwrap_or(&[])].concat();
-            within(inputs.first(), &own)
+        Op::WindowAttention { kv, .. } => {
+            let own = inputs.get(3..5).unwrap_or(&[]);
+            // A single key head is whole on every device, whatever query heads these hold.
+            let shared = c.pair(*kv)?.heads == 1 && own == [Spread::Equal; 2];
+            let parts = [inputs.get(..1).unwrap_or(&[]), if shared { &[] } else { own }].concat();
+            within(inputs.first(), &parts)
         }
         Op::DenseAttention { .. } => within(inputs.first(), inputs.get(..3).unwrap_or(&[])),
         Op::Reshape

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use super::build::Builder;
 use super::ir::{
     KvId, KvLayout, KvPair, KvTensor, Op, Program, ProgramKind, Programs, ValueId, WeightId,
-    WeightRef,
+    WeightRef, WeightShare,
 };
 use super::prune::prune;
 use super::sizes::Sizes;
