@@ -37,17 +37,22 @@ fn options(limit: u64) -> impl Options {
         .reject_trailing_bytes()
 }
 
+/// Length of [`encode`]'s bytes.
+pub fn encoded_len<T: Serialize>(value: &T) -> u64 {
+    options(u64::MAX).serialized_size(value).unwrap_or(0)
+}
+
 /// The bytes of a value. A value that cannot be encoded (a sequence of unknown length) gives no bytes; the lists of
 /// this module always can.
-pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     options(u64::MAX).serialize(value).unwrap_or_default()
 }
 
 /// The value, after the digest check. Memory stays in proportion to the bytes.
-pub(super) fn decode<T: DeserializeOwned>(
-    bytes: &[u8],
-    digest: &[u8; 32],
-) -> Result<T, CodecError> {
+///
+/// # Errors
+/// Other bytes than were digested, or bytes that are no value of the type.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8], digest: &[u8; 32]) -> Result<T, CodecError> {
     let found = sha256([bytes]);
     if found != *digest {
         return Err(CodecError::Digest { found: hex(&found), want: hex(digest) });

@@ -12,7 +12,7 @@
 //!
 //! Nothing here knows the compiler: a program that only reads artifacts needs this module, `tensor` and `diag`.
 
-mod codec;
+pub mod codec;
 mod contents;
 pub mod digests;
 pub mod errors;

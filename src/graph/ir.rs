@@ -14,9 +14,6 @@ use crate::model::{Activation, RopeSpec};
 use crate::recipe::Activations;
 use crate::tensor::{DType, Shape};
 
-/// Version of the graph sections in an artifact.
-pub const VERSION: u32 = 1;
-
 /// Everything that a model was compiled to: the programs and the state they share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
 pub struct Programs {

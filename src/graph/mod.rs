@@ -16,11 +16,12 @@ mod prune;
 mod sizes;
 mod text;
 mod verify;
+pub mod wire;
 
 pub use infer::Spread;
 pub use ir::{Program, ProgramKind, Programs};
 pub use lower::{Shard, Shards, compile};
 pub use memory::{ALIGN, Arena, arena};
-pub use sizes::Sizes;
+pub use sizes::{Sized, Sizes, derive};
 pub use text::Text;
 pub use verify::verify;
