@@ -184,25 +184,143 @@ fn float_formats_carry_codes_and_scales_as_stored() {
         let config = fs::read(tmp.path().join(recipe).join("config.json")).expect("reads");
         let config: Value = serde_json::from_slice(&config).expect("JSON");
         assert_eq!(config["quantization_config"]["format"], format);
-        let inputs =
-            &config["quantization_config"]["config_groups"]["group_0"]["input_activations"];
-        assert_eq!(inputs.is_null(), !recipe.starts_with("fp8"), "{recipe}");
+        let groups = config["quantization_config"]["config_groups"].as_object().expect("groups");
+        let activations = groups.values().any(|g| !g["input_activations"].is_null());
+        assert_eq!(activations, recipe.starts_with("fp8"), "{recipe}");
     }
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).expect("reads")).expect("JSON")
+}
+
+#[test]
+fn exact_decoded_weights_are_f32_and_the_config_says_so() {
+    let tmp = tempdir().expect("a folder");
+    let source = convert(tmp.path(), "tiny-gemma4-dense", "w8a16");
+    let export = ["export", "t.rad", "--format", "safetensors"];
+    succeeds(tmp.path(), &[&export[..], &["--dtype", "f32", "-o", "wide"]].concat());
+    succeeds(tmp.path(), &["extract", "t.rad", "blk.1.ffn_down.weight", "-o", "w.f32"]);
+    let all = tensors(&tmp.path().join("wide"));
+    let (dtype, _, bytes) = &all["model.language_model.layers.1.mlp.down_proj.weight"];
+    assert_eq!(*dtype, Dtype::F32);
+    assert!(*bytes == fs::read(tmp.path().join("w.f32")).expect("reads"));
+    // What was not quantized stays in its own type.
+    assert_eq!(all["model.language_model.embed_tokens.weight"].0, Dtype::BF16);
+    let mut config = json(&source.join("config.json"));
+    assert_eq!(config["dtype"], "bfloat16");
+    config["dtype"] = "float32".into();
+    assert_eq!(json(&tmp.path().join("wide/config.json")), config);
+    // bf16 is the default, and leaves the configuration byte for byte.
+    succeeds(tmp.path(), &[&export[..], &["-o", "plain"]].concat());
+    succeeds(tmp.path(), &[&export[..], &["--dtype", "bf16", "-o", "named"]].concat());
+    assert!(tensors(&tmp.path().join("plain")) == tensors(&tmp.path().join("named")));
+    let config = fs::read(tmp.path().join("plain/config.json")).expect("reads");
+    assert!(config == fs::read(source.join("config.json")).expect("reads"));
+    let args = ["export", "t.rad", "--format", "compressed-tensors", "--dtype", "f32", "-o", "x"];
+    let ran = radpack(tmp.path(), &args);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("decodes no weight"), "{}", ran.stderr);
+}
+
+/// The config group that has a module.
+fn group_of<'a>(section: &'a Value, module: &str) -> &'a Value {
+    let groups = section["config_groups"].as_object().expect("groups");
+    let has = |g: &&Value| g["targets"].as_array().expect("a list").iter().any(|t| t == module);
+    groups.values().find(has).expect("a group with the module")
+}
+
+#[test]
+fn integers_with_a_short_last_group_are_written_in_smaller_whole_groups() {
+    let tmp = tempdir().expect("a folder");
+    let keep = "schema = 1\nname = \"keep\"\n[[quantize]]\nmatch = \"*\"\nencoding = \"keep\"\n";
+    fs::write(tmp.path().join("keep.toml"), keep).expect("writes");
+    let down = "model.layers.2.mlp.down_proj";
+    // tiny-llama has rows of 64 and 176 columns, tiny-qwen3 of 64, 192 and 256.
+    for (model, recipe, bits, group) in [
+        ("tiny-llama", "int8-g128", 8, 16),
+        ("tiny-qwen3", "int8-g128", 8, 64),
+        ("tiny-llama", "w4a16-g32", 4, 16),
+    ] {
+        let folder = format!("{model}-{recipe}");
+        convert(tmp.path(), model, recipe);
+        succeeds(tmp.path(), &["export", "t.rad", "--format", "compressed-tensors", "-o", &folder]);
+        let all = tensors(&tmp.path().join(&folder));
+        for (weight, module) in [
+            ("blk.2.ffn_down.weight", down),
+            ("blk.0.attn_q.weight", "model.layers.0.self_attn.q_proj"),
+        ] {
+            succeeds(tmp.path(), &["extract", "t.rad", weight, "-o", "w.f32"]);
+            let values = fs::read(tmp.path().join("w.f32")).expect("reads");
+            let want: Vec<f32> = values
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect();
+            assert_eq!(dequantized(&all, module, bits), want, "{folder} {module}");
+        }
+        let section =
+            json(&tmp.path().join(&folder).join("config.json"))["quantization_config"].clone();
+        // Two schemes of one format.
+        assert_eq!(section["format"], "pack-quantized", "{folder}");
+        let weights = &group_of(&section, down)["weights"];
+        assert_eq!(
+            (&weights["strategy"], &weights["group_size"]),
+            (&"group".into(), &group.into())
+        );
+        let q = &group_of(&section, "model.layers.0.self_attn.q_proj")["weights"];
+        let (strategy, size) = match bits {
+            8 => ("channel", Value::Null),
+            _ => ("group", 32.into()),
+        };
+        assert_eq!((&q["strategy"], &q["group_size"]), (&strategy.into(), &size), "{folder}");
+        // As a source it has the same values.
+        succeeds(tmp.path(), &["convert", &folder, "--recipe", "keep.toml", "-o", "again.rad"]);
+        succeeds(tmp.path(), &["extract", "t.rad", "blk.2.ffn_down.weight", "-o", "a"]);
+        succeeds(tmp.path(), &["extract", "again.rad", "blk.2.ffn_down.weight", "-o", "b"]);
+        let read = |name: &str| fs::read(tmp.path().join(name)).expect("reads");
+        assert!(read("a") == read("b"), "{folder}");
+    }
+}
+
+#[test]
+fn activation_groups_that_do_not_divide_a_row_are_left_out_and_counted() {
+    let tmp = tempdir().expect("a folder");
+    // tiny-qwen3: q, k, v, gate and up have 64 columns, down has 192, o has 256.
+    convert(tmp.path(), "tiny-qwen3", "fp8-block");
+    let args = ["export", "t.rad", "--format", "compressed-tensors", "-o", "x"];
+    let ran = succeeds(tmp.path(), &args);
+    assert!(
+        ran.stderr.contains("for 24 weights whose columns are no multiple of 128"),
+        "{}",
+        ran.stderr
+    );
+    let section = json(&tmp.path().join("x/config.json"))["quantization_config"].clone();
+    assert_eq!(section["format"], "float-quantized");
+    let o = group_of(&section, "model.layers.0.self_attn.o_proj");
+    assert_eq!(o["input_activations"]["group_size"], 128);
+    assert_eq!(o["weights"]["block_structure"], serde_json::json!([128, 128]));
+    let q = group_of(&section, "model.layers.0.self_attn.q_proj");
+    assert!(q["input_activations"].is_null());
+    assert_eq!(q["weights"], o["weights"]);
+    // Rows of 128 and 256 columns: nothing is left out.
+    convert(tmp.path(), "tiny-gemma4-dense", "fp8-block");
+    let args = ["export", "t.rad", "--format", "compressed-tensors", "--json", "-o", "y"];
+    let document: Value = serde_json::from_str(&succeeds(tmp.path(), &args).stdout).expect("JSON");
+    assert_eq!(document["unstated_activations"], 0);
 }
 
 #[test]
 fn what_the_format_cannot_say_is_refused_whole_and_nothing_is_written() {
     let tmp = tempdir().expect("a folder");
-    // 176 columns are no multiple of 128.
-    convert(tmp.path(), "tiny-llama", "int8-g128");
+    // 176 columns are no multiple of 32, which is a part of the format.
+    convert(tmp.path(), "tiny-llama", "mxfp4");
     let args = ["export", "t.rad", "--format", "compressed-tensors", "-o", "x"];
     let ran = radpack(tmp.path(), &args);
     assert_eq!(ran.code, 3, "{}", ran.stderr);
     let text = ran.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(text.contains("176 columns are no multiple of the group of 128"), "{text}");
-    // 20 weights of 64 columns, 4 of 176.
-    assert!(text.contains("20 weights ("), "{text}");
-    assert!(text.contains("2 problems"), "{text}");
+    assert!(text.contains("176 columns are no multiple of the group of 32"), "{text}");
+    assert!(text.contains("4 weights ("), "{text}");
+    assert!(text.contains("1 problem"), "{text}");
     convert(tmp.path(), "tiny-gemma4-moe", "w8a16");
     let ran = radpack(tmp.path(), &args);
     assert_eq!(ran.code, 3, "{}", ran.stderr);

@@ -173,9 +173,12 @@ pub struct Export {
     /// The file to read.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
-    /// What the folder holds: every weight decoded to bf16, or quantized weights for compressed-tensors.
+    /// What the folder holds: every weight decoded, or quantized weights for compressed-tensors.
     #[arg(long, value_enum)]
     pub format: ExportFormat,
+    /// Element type of decoded weights, with --format safetensors [default: bf16].
+    #[arg(long, value_enum)]
+    pub dtype: Option<ExportDtype>,
     /// The folder to make; it must not exist yet.
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub output: PathBuf,
@@ -191,6 +194,15 @@ pub enum ExportFormat {
     CompressedTensors,
     /// Plain safetensors, decoded.
     Safetensors,
+}
+
+/// Element type of decoded weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ExportDtype {
+    /// Rounded to bfloat16.
+    Bf16,
+    /// The decoded values exactly; config.json says float32.
+    F32,
 }
 
 /// `radpack recipes`

@@ -280,6 +280,8 @@ pub struct ExportDocument {
     pub side_files: usize,
     /// Weights of a merged draft model that were left out.
     pub draft_weights: usize,
+    /// Weights without their recipe's activations, whose groups do not divide the weights' columns.
+    pub unstated_activations: usize,
 }
 
 /// `radpack recipes list`

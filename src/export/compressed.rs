@@ -1,4 +1,4 @@
-//! Quantized weights in the layouts of compressed-tensors 0.19.
+//! Quantized weights in the layouts of compressed-tensors, versions 0.19 and 0.20.
 //!
 //! | encoding | format | tensors |
 //! |---|---|---|
@@ -6,12 +6,28 @@
 //! | fp8 by row or 128 × 128 block | float-quantized | `weight`, `weight_scale` |
 //! | NVFP4 | nvfp4-pack-quantized | `weight_packed`, `weight_scale`, `weight_global_scale` = 1 / our second scale |
 //! | MXFP4 | mxfp4-pack-quantized | `weight_packed`, `weight_scale` (exponent bytes) |
+//!
+//! The library divides rows into whole groups only. Integers whose last group is short are written with the largest group
+//! that divides both the group and the row, each scale repeated: other groups, the same values.
 
 use crate::recipe::Activations;
 use crate::tensor::{DType, Encoding, PlaneLayout, role};
 
 use super::config::{Kind, Scheme, Strategy};
 use super::tensors::{Bytes, Content, Tensor};
+
+/// Columns of the smallest group that scales are repeated for: below it they take as much room as 8-bit codes.
+const SMALLEST_GROUP: u64 = 16;
+
+/// One quantized weight in the library's terms.
+pub(super) struct Quantized<'a> {
+    /// Its tensors.
+    pub tensors: Vec<Tensor<'a>>,
+    /// What describes them.
+    pub scheme: Scheme,
+    /// The recipe's activations are in groups that do not divide the row, so the scheme says none.
+    pub unstated: bool,
+}
 
 /// The tensors of one quantized weight and the scheme that describes them.
 ///
@@ -22,7 +38,7 @@ pub(super) fn weight<'a>(
     shape: &[u64],
     content: Content<'a>,
     activations: Option<Activations>,
-) -> Result<(Vec<Tensor<'a>>, Scheme), String> {
+) -> Result<Quantized<'a>, String> {
     let encoding = content.entry.encoding();
     let refuse = |why: String| format!("{encoding}: {why}");
     let (&[rows, cols], Some(module)) = (shape, name.strip_suffix(".weight")) else {
@@ -32,15 +48,11 @@ pub(super) fn weight<'a>(
     };
     let layout = Layout::of(encoding)
         .ok_or_else(|| refuse("compressed-tensors has no format for this encoding".to_owned()))?;
-    if let Some(group) = layout.strategy.group()
-        && !cols.is_multiple_of(group)
-    {
-        return Err(refuse(format!("{cols} columns are no multiple of the group of {group}")));
-    }
+    let (layout, short) = layout.in_whole_groups(cols).map_err(refuse)?;
     let part = Part { content, cols, module };
     let mut tensors = part.codes(&layout, rows);
     let scale = encoding.plane(role::SCALE).map_or(1, |(k, _)| k);
-    let (scale_bytes, scale_shape) = part.rows(scale, rows).ok_or_else(|| {
+    let (scale_bytes, mut scale_shape) = part.rows(scale, rows).ok_or_else(|| {
         refuse("its rows do not begin on a block of the weight they are stored in".to_owned())
     })?;
     let scale_dtype = match encoding.planes[scale].dtype {
@@ -51,7 +63,16 @@ pub(super) fn weight<'a>(
     let tensor = |suffix: &str, dtype, shape, bytes| {
         Tensor::of(format!("{module}.{suffix}"), dtype, shape, bytes)
     };
-    tensors.push(tensor("weight_scale", scale_dtype, scale_shape, Bytes::Stored(scale_bytes)));
+    let scales = match short {
+        None => Bytes::Stored(scale_bytes),
+        Some(Short { times, last }) => {
+            let element = (scale_dtype.bits() / 8) as usize;
+            let row = scale_shape[1] as usize * element;
+            scale_shape[1] = (scale_shape[1] - 1) * times + last;
+            Bytes::Repeated { bytes: scale_bytes, row, element, times, last }
+        }
+    };
+    tensors.push(tensor("weight_scale", scale_dtype, scale_shape, scales));
     if let Some((k, _)) = encoding.plane(role::SCALE_1) {
         let second: [u8; 4] = content
             .entry
@@ -66,16 +87,19 @@ pub(super) fn weight<'a>(
         let bytes = [rows, cols].iter().flat_map(|n| n.to_le_bytes()).collect();
         tensors.push(tensor("weight_shape", DType::I64, vec![2], Bytes::Made(bytes)));
     }
+    let stated = activations.filter(|a| {
+        matches!(a, Activations::Int8Token | Activations::Fp8Token | Activations::Fp8Group128)
+    });
+    // The library cannot cut a row into groups that do not divide it: the model would fail in its first layer.
+    let unstated = stated == Some(Activations::Fp8Group128) && !cols.is_multiple_of(128);
     let scheme = Scheme {
         kind: layout.kind,
         bits: encoding.codes().bits(),
         float: encoding.codes().is_float(),
         strategy: layout.strategy,
-        activations: activations.filter(|a| {
-            matches!(a, Activations::Int8Token | Activations::Fp8Token | Activations::Fp8Group128)
-        }),
+        activations: stated.filter(|_| !unstated),
     };
-    Ok((tensors, scheme))
+    Ok(Quantized { tensors, scheme, unstated })
 }
 
 /// The divisor whose reciprocal is this second scale: a divisor there, a multiplier here. The library rounds its
@@ -87,9 +111,17 @@ fn divisor_of(second: f32) -> f32 {
 }
 
 /// What an encoding is called there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Layout {
     kind: Kind,
     strategy: Strategy,
+}
+
+/// How often a scale is written: `times`, but `last` for the one of the short group that ends a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Short {
+    times: u64,
+    last: u64,
 }
 
 impl Layout {
@@ -125,6 +157,33 @@ impl Layout {
         };
         (planes == 2 + usize::from(second.is_some())).then_some(Layout { kind, strategy })
     }
+
+    /// The layout for rows of `cols` elements, and how scales repeat when its groups are smaller than the stored ones.
+    fn in_whole_groups(self, cols: u64) -> Result<(Layout, Option<Short>), String> {
+        let Some(group) = self.strategy.group().filter(|g| !cols.is_multiple_of(*g)) else {
+            return Ok((self, None));
+        };
+        let clash = format!("{cols} columns are no multiple of the group of {group}");
+        if self.kind != Kind::PackQuantized {
+            // The group belongs to the format.
+            return Err(clash);
+        }
+        if cols < group {
+            return Ok((Layout { strategy: Strategy::Channel, ..self }, None));
+        }
+        let common = common_divisor(group, cols);
+        if common < SMALLEST_GROUP {
+            return Err(format!(
+                "{clash}, and the largest group that divides both, {common}, is below {SMALLEST_GROUP}"
+            ));
+        }
+        let short = Short { times: group / common, last: cols % group / common };
+        Ok((Layout { strategy: Strategy::Group(common), ..self }, Some(short)))
+    }
+}
+
+fn common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 /// Rows of a stored weight that are one tensor.
@@ -178,5 +237,41 @@ impl<'a> Part<'a, '_> {
         let bytes = entry.plane(k).get(usize::try_from(from).ok()?..usize::try_from(to).ok()?)?;
         let (grid_rows, grid_cols) = plane.grid(rows, self.cols);
         Some((bytes, vec![grid_rows, grid_cols]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn integers(group: u64) -> Layout {
+        Layout { kind: Kind::PackQuantized, strategy: Strategy::Group(group) }
+    }
+
+    #[test]
+    fn rows_that_end_in_a_short_group_get_the_largest_group_that_divides_both() {
+        let split = |group, cols| {
+            let (layout, short) = integers(group).in_whole_groups(cols)?;
+            assert_eq!(layout.kind, Kind::PackQuantized);
+            Ok::<_, String>((layout.strategy, short.map(|s| (s.times, s.last))))
+        };
+        assert_eq!(split(128, 256), Ok((Strategy::Group(128), None)));
+        // A row shorter than the group has one scale.
+        assert_eq!(split(128, 64), Ok((Strategy::Channel, None)));
+        // 176 = 128 + 48, 2112 = 16 x 128 + 64: gemma-4-26B-A4B has rows of that length.
+        assert_eq!(split(128, 176), Ok((Strategy::Group(16), Some((8, 3)))));
+        assert_eq!(split(128, 2112), Ok((Strategy::Group(64), Some((2, 1)))));
+        assert_eq!(split(32, 176), Ok((Strategy::Group(16), Some((2, 1)))));
+        let why = "200 columns are no multiple of the group of 128, and the largest group that divides both, 8, \
+                   is below 16";
+        assert_eq!(split(128, 200), Err(why.to_owned()));
+    }
+
+    #[test]
+    fn groups_that_belong_to_a_format_are_not_split() {
+        let mxfp4 = Layout { kind: Kind::Mxfp4, strategy: Strategy::Group(32) };
+        let why = "176 columns are no multiple of the group of 32";
+        assert_eq!(mxfp4.in_whole_groups(176), Err(why.to_owned()));
+        assert_eq!(mxfp4.in_whole_groups(192), Ok((mxfp4, None)));
     }
 }

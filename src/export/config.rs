@@ -1,4 +1,4 @@
-//! `quantization_config` as compressed-tensors 0.19 reads it, derived from what is written.
+//! `quantization_config` as compressed-tensors 0.19 and 0.20 read it, derived from what is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -132,6 +132,7 @@ impl Groups {
         }
         // With one scheme the class name says it; several need names.
         let one = self.schemes.len() == 1;
+        let one_format = self.schemes.iter().all(|(s, _)| s.format() == first.format());
         let groups: BTreeMap<String, Value> = self
             .schemes
             .iter()
@@ -150,7 +151,7 @@ impl Groups {
             .collect();
         Some(json!({
             "quant_method": "compressed-tensors",
-            "format": if one { first.format() } else { "mixed-precision" },
+            "format": if one_format { first.format() } else { "mixed-precision" },
             "quantization_status": "compressed",
             "config_groups": groups,
             "ignore": ignore,

@@ -30,6 +30,9 @@ pub struct Exported {
     pub side_files: usize,
     /// Weights of a merged draft model that were left out: it is a checkpoint of its own.
     pub draft_weights: usize,
+    /// Weights without their recipe's activations: those are in groups that do not divide the weights' columns, which
+    /// compressed-tensors cannot compute.
+    pub unstated_activations: usize,
 }
 
 pub(super) fn write(
@@ -81,6 +84,7 @@ pub(super) fn write(
         bytes,
         side_files,
         draft_weights: plan.draft_weights,
+        unstated_activations: plan.unstated,
     })
 }
 
@@ -202,7 +206,7 @@ fn write_side_files(
 fn configuration(stored: &[u8], plan: &Plan<'_>) -> Result<Vec<u8>> {
     let tied = !plan.untied_head;
     let section = plan.groups.section(tied);
-    if section.is_none() && tied {
+    if section.is_none() && tied && !plan.widened {
         return Ok(stored.to_vec());
     }
     let mut config: Map<String, Value> = serde_json::from_slice(stored).map_err(|e| {
@@ -220,5 +224,18 @@ fn configuration(stored: &[u8], plan: &Plan<'_>) -> Result<Vec<u8>> {
             text.insert("tie_word_embeddings".to_owned(), json!(false));
         }
     }
+    if plan.widened {
+        widen(&mut config);
+        config.values_mut().filter_map(Value::as_object_mut).for_each(widen);
+    }
     Ok(format!("{:#}\n", Value::Object(config)).into_bytes())
+}
+
+/// Says f32 wherever a model's or a tower's element type is named, under either of the names transformers has used.
+fn widen(config: &mut Map<String, Value>) {
+    for key in ["dtype", "torch_dtype"] {
+        if let Some(value) = config.get_mut(key).filter(|v| v.is_string()) {
+            *value = json!("float32");
+        }
+    }
 }

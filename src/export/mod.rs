@@ -2,8 +2,8 @@
 //!
 //! | format | what the folder holds |
 //! |---|---|
-//! | [`Format::Safetensors`] | every weight decoded: quantized ones as bf16, the others as stored |
-//! | [`Format::CompressedTensors`] | quantized weights in the layouts of compressed-tensors 0.19, with `quantization_config` |
+//! | [`Format::Safetensors`] | every weight decoded: quantized ones as bf16 or f32, the others as stored |
+//! | [`Format::CompressedTensors`] | quantized weights in the layouts of compressed-tensors, with `quantization_config` |
 //!
 //! Both carry the artifact's side files byte for byte; `config.json` changes only where the weights do. A folder appears
 //! under its name when it is complete.
@@ -21,6 +21,7 @@ use crate::artifact::{Artifact, layout as names};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result, list};
 use crate::model::DRAFT_PREFIX;
 use crate::recipe::Recipe;
+use crate::tensor::DType;
 
 use config::Groups;
 use tensors::{Content, Tensor};
@@ -36,9 +37,30 @@ pub enum Format {
     CompressedTensors,
 }
 
+/// Element type of decoded weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Decoded {
+    /// Rounded to bfloat16, as checkpoints are published.
+    #[default]
+    Bf16,
+    /// The decoded values as they are.
+    F32,
+}
+
+impl Decoded {
+    fn dtype(self) -> DType {
+        match self {
+            Decoded::Bf16 => DType::BF16,
+            Decoded::F32 => DType::F32,
+        }
+    }
+}
+
 /// How to write.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
+    /// Element type of decoded weights; [`Format::CompressedTensors`] has none.
+    pub decoded: Decoded,
     /// Largest size of a shard's data in bytes; a larger tensor gets a shard of its own.
     pub shard_bytes: u64,
 }
@@ -46,7 +68,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         // What transformers writes unless told otherwise.
-        Options { shard_bytes: 5_000_000_000 }
+        Options { decoded: Decoded::Bf16, shard_bytes: 5_000_000_000 }
     }
 }
 
@@ -62,7 +84,7 @@ pub fn export(
 ) -> Result<Exported> {
     let manifest = read_manifest(artifact)?;
     let recipe = Recipe::from_bytes("the artifact's recipe", artifact.recipe().to_string().into())?;
-    let mut plan = Plan::default();
+    let mut plan = Plan { decoded: options.decoded, ..Plan::default() };
     let mut problems = Problems::new();
     let mut stacks: BTreeMap<&str, Vec<(u64, &WeightRecord)>> = BTreeMap::new();
     for record in &manifest.weights {
@@ -122,8 +144,14 @@ struct Plan<'a> {
     groups: Groups,
     /// A head that was tied is stored on its own, so the configuration must not tie it.
     untied_head: bool,
+    /// Element type of decoded weights.
+    decoded: Decoded,
+    /// Some weight is stored in a wider type than the configuration knows of.
+    widened: bool,
     /// Weights of a merged draft model, which the folder leaves out.
     draft_weights: usize,
+    /// Weights whose activations the format cannot say.
+    unstated: usize,
     /// Weights that the format cannot say, by reason.
     refused: BTreeMap<String, Vec<String>>,
 }
@@ -156,7 +184,9 @@ impl<'a> Plan<'a> {
                 if plain && part.shape.len() == 2 {
                     self.groups.keep(&name);
                 }
-                self.tensors.push(Tensor::values(name, part.shape.clone(), vec![content]));
+                self.widened |= !plain && self.decoded == Decoded::F32;
+                let decoded = self.decoded.dtype();
+                self.tensors.push(Tensor::values(name, part.shape.clone(), vec![content], decoded));
                 continue;
             }
             let activations = record
@@ -164,9 +194,10 @@ impl<'a> Plan<'a> {
                 .and_then(|r| recipe.rules.get(r as usize - 1))
                 .and_then(|rule| rule.activations);
             match compressed::weight(&name, &part.shape, content, activations) {
-                Ok((tensors, scheme)) => {
-                    self.tensors.extend(tensors);
-                    self.groups.add(&name, scheme);
+                Ok(quantized) => {
+                    self.tensors.extend(quantized.tensors);
+                    self.groups.add(&name, quantized.scheme);
+                    self.unstated += usize::from(quantized.unstated);
                 }
                 Err(why) => self.refused.entry(why).or_default().push(name),
             }
@@ -214,7 +245,8 @@ impl<'a> Plan<'a> {
             .into_iter()
             .map(|entry| Content { entry, first_row: 0, rows: rows_of(&shape[1..]) })
             .collect();
-        self.tensors.push(Tensor::values(tensor.to_owned(), shape, contents));
+        self.widened |= quantized && self.decoded == Decoded::F32;
+        self.tensors.push(Tensor::values(tensor.to_owned(), shape, contents, self.decoded.dtype()));
     }
 }
 

@@ -37,6 +37,19 @@ pub(super) enum Bytes<'a> {
         /// What flips in a byte: 0x80 for 8-bit codes, 0x88 for 4-bit ones.
         flip: u8,
     },
+    /// Scales of a stored plane, each written several times in a row.
+    Repeated {
+        /// The bytes.
+        bytes: &'a [u8],
+        /// Bytes of one row of the plane.
+        row: usize,
+        /// Bytes of one scale.
+        element: usize,
+        /// How often each is written.
+        times: u64,
+        /// How often the last one of a row is written.
+        last: u64,
+    },
     /// Bytes made beforehand: a few.
     Made(Vec<u8>),
 }
@@ -54,11 +67,21 @@ pub(super) struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// The values of stored rows: plain weights in their own type, quantized ones decoded to bf16.
-    pub fn values(name: String, shape: Vec<u64>, contents: Vec<Content<'a>>) -> Tensor<'a> {
-        let dtype = match contents.first().map(|c| c.entry.encoding()) {
-            Some(e) if e.scheme == Scheme::Plain => e.codes(),
-            _ => DType::BF16,
+    /// The values of stored rows: plain weights in their own type, quantized ones decoded to `decoded`, bf16 or f32.
+    pub fn values(
+        name: String,
+        shape: Vec<u64>,
+        contents: Vec<Content<'a>>,
+        decoded: DType,
+    ) -> Tensor<'a> {
+        let plain = |c: &Content<'_>| {
+            let encoding = c.entry.encoding();
+            (encoding.scheme == Scheme::Plain).then(|| encoding.codes())
+        };
+        // Experts of one tensor can be stored in different ways.
+        let dtype = match contents.first().and_then(plain) {
+            Some(dtype) if contents.iter().all(|c| plain(c) == Some(dtype)) => dtype,
+            _ => decoded,
         };
         Tensor { name, dtype, shape, bytes: Bytes::Values(contents) }
     }
@@ -90,6 +113,16 @@ impl<'a> Tensor<'a> {
                 }
                 Ok(())
             }
+            Bytes::Repeated { bytes, row, element, times, last } => {
+                for scales in bytes.chunks(*row) {
+                    let scales: Vec<&[u8]> = scales.chunks(*element).collect();
+                    for (i, scale) in scales.iter().enumerate() {
+                        let times = if i + 1 == scales.len() { *last } else { *times };
+                        (0..times).try_for_each(|_| out.write_all(scale))?;
+                    }
+                }
+                Ok(())
+            }
         }
     }
 
@@ -101,7 +134,7 @@ impl<'a> Tensor<'a> {
         let (rows, cols) = entry.shape().matrix().ok_or_else(|| invalid(&"shape overflows"))?;
         let planes: Vec<&[u8]> =
             (0..entry.encoding().planes.len()).map(|k| entry.plane(k)).collect();
-        if entry.encoding().scheme == Scheme::Plain {
+        if entry.encoding().scheme == Scheme::Plain && entry.encoding().codes() == self.dtype {
             let row = (entry.encoding().planes[0].row_bytes(cols)).unwrap_or(0);
             let (from, to) = (content.first_row * row, (content.first_row + content.rows) * row);
             let bytes = planes[0]
@@ -121,7 +154,10 @@ impl<'a> Tensor<'a> {
             decoder.decode(first..end, &slices, &mut values).map_err(|e| invalid(&e))?;
             bytes.clear();
             for value in &values {
-                bytes.extend_from_slice(&half::bf16::from_f32(*value).to_le_bytes());
+                match self.dtype {
+                    DType::F32 => bytes.extend_from_slice(&value.to_le_bytes()),
+                    _ => bytes.extend_from_slice(&half::bf16::from_f32(*value).to_le_bytes()),
+                }
             }
             out.write_all(&bytes)?;
             first = end;

@@ -4,6 +4,7 @@
 
 mod bench;
 mod build;
+mod check_exports;
 mod fetch;
 mod fixtures;
 mod repro;
@@ -55,6 +56,8 @@ enum Task {
         #[arg(long)]
         bin: Option<PathBuf>,
     },
+    /// Export tiny models, load the folders with transformers, and compare with radpack's own decoded weights
+    CheckExports(check_exports::CheckExportsArgs),
     /// Measure
     Bench {
         #[command(subcommand)]
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Task::Fetch { model } => fetch::run(model),
         Task::Tidy => tidy::run(),
         Task::Repro { bin } => repro::run(bin),
+        Task::CheckExports(args) => check_exports::run(&args),
         Task::Bench { what: Bench::Scale(args) } => bench::scale(&args),
     };
     match done {
