@@ -349,16 +349,14 @@ fn heads_that_do_not_split_are_refused_with_the_counts_that_work() {
 fn half_a_group_is_refused_with_devices_and_groups_that_fit() {
     assert_eq!(
         LLAMA.refused(&rule("linear", "int8-g128"), 32),
-        "blk.*.attn_output.weight: the 1 head of each of 32 devices are 64 columns, half a group: \
-         groups have 128 (use 1, 2, 4, 8 or 16 devices) (on 32 devices: groups of 64, 32 or 16)"
+        "blk.*.attn_output.weight: 1 head on each of 32 devices, 64 columns: half a group of 128 \
+         (use 1, 2, 4, 8 or 16 devices) (on 32 devices: groups of 64, 32 or 16)"
     );
     let refused = LLAMA.refused(&rule("linear", "fp8-block128"), 8);
     assert_eq!(
         refused,
-        "blk.*.attn_k.weight: the 1 head of each of 8 devices are 64 rows, half a group: groups have 128 \
-         (use 1, 2 or 4 devices) (an encoding with one scale a row (int8-channel, fp8-channel) fits 8 devices)\n\
-         blk.*.attn_v.weight: the 1 head of each of 8 devices are 64 rows, half a group: groups have 128 \
-         (use 1, 2 or 4 devices) (an encoding with one scale a row (int8-channel, fp8-channel) fits 8 devices)"
+        "blk.*.attn_k.weight: 1 head on each of 8 devices, 64 rows: half a group of 128 (use 1, 2 or 4 devices) (an encoding with one scale a row (int8-channel, fp8-channel) fits 8 devices)\n\
+         blk.*.attn_v.weight: 1 head on each of 8 devices, 64 rows: half a group of 128 (use 1, 2 or 4 devices) (an encoding with one scale a row (int8-channel, fp8-channel) fits 8 devices)"
     );
 }
 
