@@ -31,9 +31,20 @@ fn published(name: &str, folder: &Path) {
 }
 
 fn dry_run(folder: &Path, recipe: &str, model: &str, draft: Option<&str>) -> Value {
+    dry_run_with(folder, recipe, model, draft, &[])
+}
+
+fn dry_run_with(
+    folder: &Path,
+    recipe: &str,
+    model: &str,
+    draft: Option<&str>,
+    more: &[&str],
+) -> Value {
     let mut args =
         vec!["convert", model, "--recipe", recipe, "--dry-run", "--no-tokenizer", "--json"];
     args.extend(draft.iter().flat_map(|d| ["--draft-model", d]));
+    args.extend(more);
     let ran = succeeds(folder, &args);
     assert_eq!(ran.stderr, "", "{recipe}: no warnings");
     serde_json::from_str(&ran.stdout).expect("one JSON document")
@@ -158,7 +169,12 @@ fn every_published_recipe_fits_every_gemma_4_of_its_kind() {
         published(&model, tmp.path());
         published(&draft, tmp.path());
         for recipe in RECIPES {
-            let document = dry_run(tmp.path(), recipe, &model, Some(&draft));
+            // An E model has 8 heads, its assistant 4: 16 devices are for the others.
+            let more: &[&str] = match (recipe.contains("rbln"), size.starts_with('E')) {
+                (true, true) => &["--devices", "4", "--set", "vision.devices=[0]"],
+                _ => &[],
+            };
+            let document = dry_run_with(tmp.path(), recipe, &model, Some(&draft), more);
             let stored = document["weights"].as_array().expect("a list");
             let embedding = stored.iter().find(|w| w["name"] == "draft.token_embd.weight");
             let embedding = embedding.expect("both names are there");
@@ -169,6 +185,60 @@ fn every_published_recipe_fits_every_gemma_4_of_its_kind() {
             }
         }
     }
+}
+
+#[test]
+fn the_rbln_recipes_share_31b_over_sixteen_devices() {
+    let tmp = tempdir().expect("a folder");
+    published("gemma-4-31B", tmp.path());
+    // 60 layers: 50 of 16 key heads 256 wide, 10 of 4 key heads 512 wide, repeated on four devices each and without
+    // values of their own; 21,504 columns; 262,144 rows. Codes of a byte, a scale of two bytes a row.
+    let (hidden, mlp, vocabulary) = (5_376, 21_504, 262_144);
+    let linear = |rows: u64, cols: u64| rows * cols + 2 * rows;
+    let attention = |dim: u64, values: u64| {
+        let keys = (1 + values) * linear(dim, hidden);
+        linear(2 * dim, hidden) + keys + linear(hidden, 2 * dim)
+    };
+    let inner = 2 * linear(mlp / 16, hidden) + linear(hidden, mlp / 16);
+    let pieces =
+        50 * attention(256, 1) + 10 * attention(512, 0) + 60 * inner + vocabulary / 16 * hidden * 2;
+    for (recipe, vision) in [("gemma-4/rbln-w8a16-x16", 1), ("gemma-4/rbln-bucketing", 8)] {
+        let document = dry_run(tmp.path(), recipe, "gemma-4-31B", None);
+        let devices = document["devices"].as_array().expect("a list");
+        let figures: Vec<(u64, u64)> = devices
+            .iter()
+            .map(|d| (d["shards"].as_u64().expect("bytes"), d["padding"].as_u64().expect("bytes")))
+            .collect();
+        assert_eq!(figures.len(), 16, "{recipe}");
+        assert_eq!(figures[15], (pieces, 0), "{recipe}");
+        let alike = figures.iter().filter(|f| f.0 == pieces).count();
+        assert_eq!(alike, if vision == 1 { 16 } else { 8 }, "{recipe}");
+        let encoders = devices.iter().filter(|d| d["bytes"] != devices[15]["bytes"]).count();
+        assert_eq!(encoders, vision, "{recipe}");
+    }
+    published("gemma-4-E4B", tmp.path());
+    let args = [
+        "convert",
+        "gemma-4-E4B",
+        "--recipe",
+        "gemma-4/rbln-bucketing",
+        "--dry-run",
+        "--no-tokenizer",
+    ];
+    let ran = radpack(tmp.path(), &args);
+    assert_eq!(ran.code, 3);
+    insta::assert_snapshot!(ran.stderr, @r"
+    error: this model does not split over these devices  [exit 3]
+
+      partition: blk.*.attn_q: 16 devices for 8 attention heads leave half a head to each
+        = use 1, 2, 4 or 8 devices
+      partition: vision.blk.*.attn_q: 12 attention heads do not split over 8 devices
+        = for the image encoder, use 1, 2, 3, 4, 6 or 12 devices
+      partition: vision.blk.*.attn_k: 12 key heads do not split over 8 devices
+        = for the image encoder, use 1, 2, 3, 4, 6 or 12 devices
+
+    3 problems; nothing was read beyond the headers, nothing was written
+    ");
 }
 
 #[test]

@@ -99,6 +99,19 @@ pub fn canonical_order(entries: &mut [EntrySpec]) {
     });
 }
 
+/// Sorts pieces of weights by the first device that holds each; a device's pieces lie in canonical order.
+pub fn device_order(pieces: &mut [(u32, EntrySpec)]) {
+    pieces.sort_by(|(d, a), (f, b)| {
+        (d, a.layer.max(-1), a.expert, a.slot, &a.name).cmp(&(
+            f,
+            b.layer.max(-1),
+            b.expert,
+            b.slot,
+            &b.name,
+        ))
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

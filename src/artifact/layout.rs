@@ -127,6 +127,8 @@ pub const MANIFEST_ENTRY: &str = "radpack/manifest.json";
 pub const DIGESTS_ENTRY: &str = "radpack/digests";
 /// Squared errors of the quantized weights.
 pub const ERRORS_ENTRY: &str = "radpack/errors";
+/// Who holds which piece of which weight, in files for several devices.
+pub const PARTITION_ENTRY: &str = "radpack/partition";
 /// Side files: this prefix, then the relative path.
 pub const FILE_PREFIX: &str = "radpack/file/";
 /// Metadata key of the root digest.
@@ -153,11 +155,20 @@ mod tests {
         assert_eq!((META_INT, META_TEXT, META_FLOAT, KIND_TILED, KIND_TABLE), (1, 2, 100, 0, 1));
         assert_eq!(EXTENSION_VERSION, 1);
         assert_eq!(
-            [MANIFEST_ENTRY, DIGESTS_ENTRY, ERRORS_ENTRY, FILE_PREFIX, DIGEST_KEY, FORMAT_KEY],
+            [
+                MANIFEST_ENTRY,
+                DIGESTS_ENTRY,
+                ERRORS_ENTRY,
+                PARTITION_ENTRY,
+                FILE_PREFIX,
+                DIGEST_KEY,
+                FORMAT_KEY
+            ],
             [
                 "radpack/manifest.json",
                 "radpack/digests",
                 "radpack/errors",
+                "radpack/partition",
                 "radpack/file/",
                 "radpack.digest",
                 "radpack.format"

@@ -79,6 +79,9 @@ pub struct Manifest {
     pub model: ModelSummary,
     /// Number of devices the file is made for.
     pub devices: u32,
+    /// Bytes of weights on every device, in the order of their numbers; absent for one device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_weights: Vec<DeviceSummary>,
     /// Weights summed by encoding.
     pub encodings: Vec<EncodingSummary>,
     /// Every logical weight, in directory order.
@@ -162,6 +165,19 @@ pub struct TowerSummary {
     pub parameters: u64,
     /// Their planes' bytes.
     pub bytes: u64,
+}
+
+/// The weights that one device holds: their planes' bytes, without alignment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeviceSummary {
+    /// Number of the device.
+    pub device: u32,
+    /// Of weights that it holds whole.
+    pub whole: u64,
+    /// Of its pieces of weights, padding included.
+    pub shards: u64,
+    /// Zeros among those that only make the pieces of all devices equally large.
+    pub padding: u64,
 }
 
 /// The weights stored in one encoding.

@@ -6,8 +6,9 @@
 //! | `wire`, `strings`, `tables`, `experts` | rows as they lie in the file; the checks of a conforming reader |
 //! | `contents`, `plan`, `writer` | [`Contents`] → [`Layout`], every offset before any data → [`Writer`] |
 //! | `reader` | [`Artifact`]: a mapped file that passed the checks |
+//! | `weights` | [`Weights`]: whole weights, put together from pieces in a file for several devices |
 //! | [`metadata`] | metadata rows from a checkpoint's configuration files |
-//! | [`manifest`], [`digests`], [`errors`] | this project's entries; `schemas/rad.md` specifies their bytes |
+//! | [`manifest`], [`digests`], [`errors`], [`partition`] | this project's entries; `schemas/rad.md` specifies their bytes |
 //! | [`mod@verify`] | everything beyond opening: deviations, digests, manifest against directory |
 //!
 //! Nothing here knows the compiler: a program that only reads artifacts needs this module, `tensor` and `diag`.
@@ -20,6 +21,8 @@ mod experts;
 pub mod layout;
 pub mod manifest;
 pub mod metadata;
+pub mod partition;
+mod pieces;
 mod plan;
 mod reader;
 mod refusal;
@@ -27,14 +30,17 @@ mod strings;
 mod tables;
 pub mod verify;
 mod vocab;
+mod weights;
 mod wire;
 mod writer;
 
-pub use contents::{Contents, EntrySpec, MetaValue, ProfileShare, canonical_order};
+pub use contents::{Contents, EntrySpec, MetaValue, ProfileShare, canonical_order, device_order};
+pub use pieces::{Pieces, Put, Read};
 pub use plan::Layout;
 pub use reader::{Artifact, Entry, MetaRef, PlaneAt, VocabSummary};
 pub use refusal::{OpenError, Reason, Refused};
 pub use strings::Text;
 pub use verify::{Report, verify};
 pub use vocab::{Step, Vocab};
+pub use weights::{WeightView, Weights, WeightsError};
 pub use writer::{Writer, partial_path, same_file};

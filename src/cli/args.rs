@@ -94,6 +94,9 @@ pub struct Convert {
     /// Overwrite one recipe value, e.g. --set whole_groups=true.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+    /// Devices that share the model; overwrites the recipe's [target] devices.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub devices: Option<u32>,
     /// Copy weights that this older artifact holds already; the output's bytes stay the same.
     #[arg(long, value_name = "OLD.rad", value_hint = ValueHint::FilePath, conflicts_with = "dry_run")]
     pub reuse: Option<PathBuf>,

@@ -15,7 +15,8 @@ use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Rounding, Use};
 
 use super::args::Convert;
 use super::documents::{
-    ConvertDocument, ProblemDocument, RuleDocument, TailDocument, UseDocument, WeightDocument,
+    ConvertDocument, DeviceDocument, ProblemDocument, RuleDocument, TailDocument, UseDocument,
+    WeightDocument,
 };
 use super::output::Output;
 use super::progress::Bars;
@@ -78,7 +79,9 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
 }
 
 fn plan(args: &Convert) -> Result<Plan> {
-    let recipe = request::recipe(args.recipe.as_deref(), &args.sets)?;
+    let mut sets = args.sets.clone();
+    sets.extend(args.devices.map(|n| format!("target.devices={n}")));
+    let recipe = request::recipe(args.recipe.as_deref(), &sets)?;
     let sources = request::sources(&args.source, args.draft_model.as_deref())?;
     let request =
         Request { weights_only: args.weights_only, tokenizer_required: !args.no_tokenizer };
@@ -140,6 +143,10 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
     let _ = writeln!(text, "recipe    {name} (sha256 {}…) · rounding {roundings}\n", &digest[..8]);
     text.push_str(&rules(plan));
     text.push('\n');
+    if !plan.placement.single() {
+        text.push_str(&super::devices::devices(&devices(plan)));
+        text.push('\n');
+    }
     for tail in &plan.assignment.tails {
         let _ = writeln!(
             text,
@@ -318,6 +325,19 @@ fn from(weight: &radpack::model::Weight) -> Vec<String> {
         .collect()
 }
 
+/// What every device holds.
+fn devices(plan: &Plan) -> Vec<DeviceDocument> {
+    let all = plan.placement.device_bytes().into_iter().zip(0u32..);
+    all.map(|(bytes, device)| DeviceDocument {
+        device,
+        whole: bytes.whole,
+        shards: bytes.shards,
+        padding: bytes.padding,
+        bytes: bytes.total(),
+    })
+    .collect()
+}
+
 fn sums(u: &Use) -> UseDocument {
     UseDocument {
         weights: u.weights,
@@ -373,6 +393,7 @@ fn document(
         recipe_sha256: plan.recipe.digest(),
         family: plan.spec.as_ref().map(|s| s.family.to_owned()),
         totals: sums(&assignment.total),
+        devices: devices(plan),
         rules: rules.collect(),
         kept: sums(&assignment.kept),
         short_groups: short.collect(),

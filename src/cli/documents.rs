@@ -108,6 +108,8 @@ pub struct ConvertDocument {
     pub family: Option<String>,
     /// Stored weights, their elements and bytes.
     pub totals: UseDocument,
+    /// Bytes of weights on every device, in the order of their numbers.
+    pub devices: Vec<DeviceDocument>,
     /// What every rule decided, in the recipe's order.
     pub rules: Vec<RuleDocument>,
     /// Weights that no rule selects.
@@ -135,6 +137,21 @@ pub struct UseDocument {
     pub stored_bytes: u64,
     /// Stored bits per weight.
     pub bits_per_weight: f64,
+}
+
+/// The weights of one device: their planes' bytes, without alignment.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DeviceDocument {
+    /// Number of the device, from 0.
+    pub device: u32,
+    /// Of weights that it holds whole.
+    pub whole: u64,
+    /// Of its pieces of weights, padding included.
+    pub shards: u64,
+    /// Zeros among those that only make the pieces of all devices equally large.
+    pub padding: u64,
+    /// Everything that it holds.
+    pub bytes: u64,
 }
 
 /// One rule.

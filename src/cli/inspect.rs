@@ -7,11 +7,12 @@ use std::process::ExitCode;
 
 use radpack::artifact::errors::WeightError;
 use radpack::artifact::manifest::Manifest;
-use radpack::artifact::{Artifact, MetaRef, OpenError, digests, errors, layout as names};
+use radpack::artifact::{Artifact, MetaRef, OpenError, Weights, digests, errors, layout as names};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 
 use super::args::Inspect;
-use super::documents::{EntryDocument, InspectDocument};
+use super::devices::devices;
+use super::documents::{DeviceDocument, EntryDocument, InspectDocument};
 use super::output::Output;
 use super::table::{Align, table};
 
@@ -50,7 +51,7 @@ pub fn run(args: &Inspect, output: &Output) -> Result<ExitCode> {
     } else if args.files {
         output.text(&files(manifest.as_ref()))?;
     } else if args.weights {
-        output.text(&weights(&artifact, manifest.as_ref()))?;
+        output.text(&weights(&artifact, manifest.as_ref())?)?;
     } else {
         output.text(&summary(args, &artifact, manifest.as_ref()))?;
     }
@@ -114,7 +115,35 @@ fn summary(args: &Inspect, artifact: &Artifact, manifest: Option<&Manifest>) -> 
     }
     text.push('\n');
     text.push_str(&encodings(artifact, manifest));
+    let held = manifest.map(device_rows).unwrap_or_default();
+    if !held.is_empty() {
+        text.push('\n');
+        text.push_str(&devices(&held));
+    }
     text
+}
+
+/// The manifest's figures of every device; none for one device.
+fn device_rows(manifest: &Manifest) -> Vec<DeviceDocument> {
+    let rows = manifest.device_weights.iter().map(|d| DeviceDocument {
+        device: d.device,
+        whole: d.whole,
+        shards: d.shards,
+        padding: d.padding,
+        bytes: d.whole.saturating_add(d.shards),
+    });
+    rows.collect()
+}
+
+/// The weights of a file, whole.
+///
+/// # Errors
+/// A table of who holds what that is wrong.
+pub fn whole_weights(artifact: &Artifact) -> Result<Weights<'_>> {
+    Weights::open(artifact).map_err(|error| {
+        let problem = Diagnostic::new("partition", error.to_string());
+        Failure::one(FailureKind::Invalid, "the weights cannot be put together", problem)
+    })
 }
 
 fn encodings(artifact: &Artifact, manifest: Option<&Manifest>) -> String {
@@ -164,15 +193,19 @@ fn relative_errors(artifact: &Artifact) -> BTreeMap<String, f64> {
     list.into_iter().filter_map(|e| Some((e.weight.clone(), e.relative()?))).collect()
 }
 
-fn weights(artifact: &Artifact, manifest: Option<&Manifest>) -> String {
+fn weights(artifact: &Artifact, manifest: Option<&Manifest>) -> Result<String> {
     let errors = relative_errors(artifact);
     let records: BTreeMap<&str, &radpack::artifact::manifest::WeightRecord> =
         manifest.iter().flat_map(|m| &m.weights).map(|w| (w.name.as_str(), w)).collect();
-    let rows: Vec<Vec<String>> = artifact
-        .entries()
-        .map(|e| (e, e.name().to_string()))
-        .filter(|(_, name)| !name.starts_with(names::OWN_PREFIX))
-        .map(|(e, name)| {
+    let whole = whole_weights(artifact)?;
+    let rows: Vec<Vec<String>> = whole
+        .iter()
+        .map(|view| {
+            let name = view.name().to_owned();
+            let pieces = match view.cut() {
+                true => view.entries().len().to_string(),
+                false => "–".to_owned(),
+            };
             let record = records.get(name.as_str());
             let from: Vec<String> = record
                 .iter()
@@ -182,22 +215,34 @@ fn weights(artifact: &Artifact, manifest: Option<&Manifest>) -> String {
                     None => f.tensor.clone(),
                 })
                 .collect();
-            vec![
+            let mut row = vec![
                 name.clone(),
-                e.shape().to_string(),
-                record.map_or_else(|| e.encoding().to_string(), |r| r.encoding.clone()),
-                size(e.plane_bytes()),
+                view.shape().to_string(),
+                record.map_or_else(|| view.encoding().to_string(), |r| r.encoding.clone()),
+                size(view.plane_bytes()),
                 errors.get(&name).map_or("–".into(), |x| format!("{x:.4}")),
                 from.join(" + "),
-            ]
+            ];
+            if whole.devices() > 1 {
+                row.insert(4, pieces);
+            }
+            row
         })
         .collect();
     use Align::{Left, Right};
-    table(
-        &["weight", "shape", "encoding", "bytes", "error", "from"],
-        &[Left, Left, Left, Right, Right, Left],
-        &rows,
-    )
+    Ok(if whole.devices() > 1 {
+        table(
+            &["weight", "shape", "encoding", "bytes", "pieces", "error", "from"],
+            &[Left, Left, Left, Right, Right, Right, Left],
+            &rows,
+        )
+    } else {
+        table(
+            &["weight", "shape", "encoding", "bytes", "error", "from"],
+            &[Left, Left, Left, Right, Right, Left],
+            &rows,
+        )
+    })
 }
 
 fn files(manifest: Option<&Manifest>) -> String {

@@ -3,6 +3,7 @@
 mod args;
 mod completions;
 mod convert;
+mod devices;
 mod documents;
 mod export;
 mod extract;

@@ -14,7 +14,7 @@ use crate::recipe::Activations;
 use crate::tensor::{DType, Encoding, PlaneLayout, role};
 
 use super::config::{Kind, Scheme, Strategy};
-use super::tensors::{Bytes, Content, Tensor};
+use super::tensors::{Bytes, Content, PlaneRows, Tensor};
 
 /// Columns of the smallest group that scales are repeated for: below it they take as much room as 8-bit codes.
 const SMALLEST_GROUP: u64 = 16;
@@ -39,7 +39,7 @@ pub(super) fn weight<'a>(
     content: Content<'a>,
     activations: Option<Activations>,
 ) -> Result<Quantized<'a>, String> {
-    let encoding = content.entry.encoding();
+    let encoding = content.weight.encoding();
     let refuse = |why: String| format!("{encoding}: {why}");
     let (&[rows, cols], Some(module)) = (shape, name.strip_suffix(".weight")) else {
         return Err(refuse(
@@ -74,11 +74,9 @@ pub(super) fn weight<'a>(
     };
     tensors.push(tensor("weight_scale", scale_dtype, scale_shape, scales));
     if let Some((k, _)) = encoding.plane(role::SCALE_1) {
-        let second: [u8; 4] = content
-            .entry
-            .plane(k)
-            .try_into()
-            .map_err(|_| refuse("its second scale is not one f32".to_owned()))?;
+        let one = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok();
+        let second = content.weight.rows(k, 0..1).ok().and_then(|bytes| one(&bytes));
+        let second = second.ok_or_else(|| refuse("its second scale is not one f32".to_owned()))?;
         let divisor = divisor_of(f32::from_le_bytes(second));
         let bytes = Bytes::Made(divisor.to_le_bytes().to_vec());
         tensors.push(tensor("weight_global_scale", DType::F32, vec![1], bytes));
@@ -196,16 +194,14 @@ struct Part<'a, 'n> {
 impl<'a> Part<'a, '_> {
     /// The codes in the format's packing.
     fn codes(&self, layout: &Layout, rows: u64) -> Vec<Tensor<'a>> {
-        let (bytes, _) = self.rows(0, rows).unwrap_or_default();
+        let Some((bytes, _)) = self.rows(0, rows) else { return Vec::new() };
         let name = |suffix: &str| format!("{}.{suffix}", self.module);
         let tensor = match layout.kind {
             Kind::PackQuantized => {
-                let bits = u64::from(self.content.entry.encoding().codes().bits());
-                let (row, words) =
-                    ((self.cols * bits).div_ceil(8), (self.cols * bits).div_ceil(32));
+                let bits = u64::from(self.content.weight.encoding().codes().bits());
+                let words = (self.cols * bits).div_ceil(32);
                 let flip = if bits == 8 { 0x80 } else { 0x88 };
-                let offset =
-                    Bytes::Offset { bytes, row: row as usize, padded: words as usize * 4, flip };
+                let offset = Bytes::Offset { bytes, padded: words as usize * 4, flip };
                 Tensor::of(name("weight_packed"), DType::I32, vec![rows, words], offset)
             }
             Kind::FloatQuantized => {
@@ -222,21 +218,21 @@ impl<'a> Part<'a, '_> {
     }
 
     /// The bytes of plane `k` for these rows, and their shape; `None` when the rows do not begin and end on blocks.
-    fn rows(&self, k: usize, rows: u64) -> Option<(&'a [u8], Vec<u64>)> {
-        let entry = &self.content.entry;
-        let plane = entry.encoding().planes.get(k)?;
+    fn rows(&self, k: usize, rows: u64) -> Option<(PlaneRows<'a>, Vec<u64>)> {
+        let weight = self.content.weight;
+        let plane = weight.encoding().planes.get(k)?;
         let PlaneLayout::Tiled { block: [block_rows, _] } = plane.layout else { return None };
-        let (all, _) = entry.shape().matrix()?;
+        let (all, _) = weight.shape().matrix()?;
         let (first, last) = (self.content.first_row, self.content.first_row + rows);
         let block = block_rows.max(1);
         if !first.is_multiple_of(block) || !(last.is_multiple_of(block) || last == all) {
             return None;
         }
-        let row_bytes = plane.row_bytes(self.cols)?;
-        let (from, to) = (first / block * row_bytes, last.div_ceil(block) * row_bytes);
-        let bytes = entry.plane(k).get(usize::try_from(from).ok()?..usize::try_from(to).ok()?)?;
+        let row = plane.row_bytes(self.cols)?;
+        let rows_of =
+            PlaneRows { weight, plane: k, rows: first / block..last.div_ceil(block), row };
         let (grid_rows, grid_cols) = plane.grid(rows, self.cols);
-        Some((bytes, vec![grid_rows, grid_cols]))
+        Some((rows_of, vec![grid_rows, grid_cols]))
     }
 }
 

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::artifact::manifest::{Manifest, WeightRecord};
-use crate::artifact::{Artifact, layout as names};
+use crate::artifact::{Artifact, Weights, layout as names};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result, list};
 use crate::model::DRAFT_PREFIX;
 use crate::recipe::Recipe;
@@ -83,12 +83,16 @@ pub fn export(
     options: Options,
 ) -> Result<Exported> {
     let manifest = read_manifest(artifact)?;
+    let weights = Weights::open(artifact).map_err(|error| {
+        let problem = Diagnostic::new("export", error.to_string());
+        Failure::one(FailureKind::Invalid, "this file is not valid", problem)
+    })?;
     let recipe = Recipe::from_bytes("the artifact's recipe", artifact.recipe().to_string().into())?;
     let mut plan = Plan { decoded: options.decoded, ..Plan::default() };
     let mut problems = Problems::new();
     let mut stacks: BTreeMap<&str, Vec<(u64, &WeightRecord)>> = BTreeMap::new();
     for record in &manifest.weights {
-        if artifact.find(&record.name).is_none() {
+        if weights.get(&record.name).is_none() {
             // It repeats the weight that it is tied to.
             continue;
         }
@@ -102,12 +106,12 @@ pub fn export(
                 let index = part.index.unwrap_or(0);
                 stacks.entry(&part.tensor).or_default().push((index, record));
             }
-            _ => plan.weight(artifact, &recipe, record, format),
+            _ => plan.weight(&weights, &recipe, record, format),
         }
     }
     for (tensor, mut members) in stacks {
         members.sort_by_key(|(index, _)| *index);
-        plan.stack(artifact, tensor, &members, format, &mut problems);
+        plan.stack(&weights, tensor, &members, format, &mut problems);
     }
     for (why, names) in &plan.refused {
         let weights = match names.as_slice() {
@@ -160,12 +164,12 @@ impl<'a> Plan<'a> {
     /// A weight made of whole tensors, one after the other.
     fn weight(
         &mut self,
-        artifact: &'a Artifact,
+        weights: &'a Weights<'a>,
         recipe: &Recipe,
         record: &WeightRecord,
         format: Format,
     ) {
-        let Some(entry) = artifact.find(&record.name) else { return };
+        let Some(weight) = weights.get(&record.name) else { return };
         let mut first_row = 0;
         for part in &record.from {
             let name = match &record.tied_to {
@@ -177,9 +181,9 @@ impl<'a> Plan<'a> {
                 None => part.tensor.clone(),
             };
             let rows = rows_of(&part.shape);
-            let content = Content { entry, first_row, rows };
+            let content = Content { weight, first_row, rows };
             first_row += rows;
-            let plain = entry.encoding().planes.len() == 1;
+            let plain = weight.encoding().planes.len() == 1;
             if plain || format == Format::Safetensors {
                 if plain && part.shape.len() == 2 {
                     self.groups.keep(&name);
@@ -207,13 +211,13 @@ impl<'a> Plan<'a> {
     /// Weights that are the indices of one tensor.
     fn stack(
         &mut self,
-        artifact: &'a Artifact,
+        weights: &'a Weights<'a>,
         tensor: &str,
         members: &[(u64, &WeightRecord)],
         format: Format,
         problems: &mut Problems,
     ) {
-        let entries: Vec<_> = members.iter().filter_map(|(_, r)| artifact.find(&r.name)).collect();
+        let stored: Vec<_> = members.iter().filter_map(|(_, r)| weights.get(&r.name)).collect();
         let Some((_, first)) = members.first() else { return };
         let Some(shape) = first.from.first().map(|p| p.shape.clone()) else { return };
         let complete = shape.first() == Some(&(members.len() as u64))
@@ -229,7 +233,7 @@ impl<'a> Plan<'a> {
             ));
             return;
         }
-        let quantized = entries.iter().any(|e| e.encoding().planes.len() > 1);
+        let quantized = stored.iter().any(|w| w.encoding().planes.len() > 1);
         if quantized && format == Format::CompressedTensors {
             problems.push(
                 Diagnostic::new(
@@ -241,9 +245,9 @@ impl<'a> Plan<'a> {
             );
             return;
         }
-        let contents = entries
+        let contents = stored
             .into_iter()
-            .map(|entry| Content { entry, first_row: 0, rows: rows_of(&shape[1..]) })
+            .map(|weight| Content { weight, first_row: 0, rows: rows_of(&shape[1..]) })
             .collect();
         self.widened |= quantized && self.decoded == Decoded::F32;
         self.tensors.push(Tensor::values(tensor.to_owned(), shape, contents, self.decoded.dtype()));

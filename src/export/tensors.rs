@@ -1,23 +1,54 @@
 //! Tensors of an exported folder: name, type, shape, and bytes made on demand.
 
 use std::io::{self, Write};
+use std::ops::Range;
 
-use crate::artifact::Entry;
+use crate::artifact::WeightView;
 use crate::quantize::{Decoder, PlaneSlice};
 use crate::tensor::{DType, Scheme};
 
 /// Values decoded at a time.
 const VALUES: u64 = 1 << 18;
 
+/// Bytes of a plane that are copied at a time.
+const BYTES: u64 = 4 << 20;
+
 /// Rows of one stored weight.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Content<'a> {
     /// The weight.
-    pub entry: Entry<'a>,
+    pub weight: &'a WeightView<'a>,
     /// First row of the tensor in the weight.
     pub first_row: u64,
     /// Rows of the tensor.
     pub rows: u64,
+}
+
+/// Rows of one plane of a stored weight, in the plane's own rows.
+#[derive(Debug, Clone)]
+pub(super) struct PlaneRows<'a> {
+    /// The weight.
+    pub weight: &'a WeightView<'a>,
+    /// The plane.
+    pub plane: usize,
+    /// Its rows.
+    pub rows: Range<u64>,
+    /// Bytes of one of them.
+    pub row: u64,
+}
+
+impl PlaneRows<'_> {
+    /// The bytes, a few rows at a time.
+    fn each(&self, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let step = (BYTES / self.row.max(1)).max(1);
+        let mut first = self.rows.start;
+        while first < self.rows.end {
+            let end = self.rows.end.min(first + step);
+            take(&self.weight.rows(self.plane, first..end)?)?;
+            first = end;
+        }
+        Ok(())
+    }
 }
 
 /// Bytes of a tensor.
@@ -25,13 +56,11 @@ pub(super) enum Bytes<'a> {
     /// Values of these rows, one content after the other, in the tensor's type.
     Values(Vec<Content<'a>>),
     /// A part of a stored plane as it is.
-    Stored(&'a [u8]),
+    Stored(PlaneRows<'a>),
     /// A part of a stored plane whose bytes are turned from two's complement to offset binary: the top bit flips.
     Offset {
         /// The bytes.
-        bytes: &'a [u8],
-        /// Bytes of one row of the plane.
-        row: usize,
+        bytes: PlaneRows<'a>,
         /// Bytes of one row of the tensor; the rest is zero.
         padded: usize,
         /// What flips in a byte: 0x80 for 8-bit codes, 0x88 for 4-bit ones.
@@ -40,7 +69,7 @@ pub(super) enum Bytes<'a> {
     /// Scales of a stored plane, each written several times in a row.
     Repeated {
         /// The bytes.
-        bytes: &'a [u8],
+        bytes: PlaneRows<'a>,
         /// Bytes of one row of the plane.
         row: usize,
         /// Bytes of one scale.
@@ -75,7 +104,7 @@ impl<'a> Tensor<'a> {
         decoded: DType,
     ) -> Tensor<'a> {
         let plain = |c: &Content<'_>| {
-            let encoding = c.entry.encoding();
+            let encoding = c.weight.encoding();
             (encoding.scheme == Scheme::Plain).then(|| encoding.codes())
         };
         // Experts of one tensor can be stored in different ways.
@@ -101,19 +130,22 @@ impl<'a> Tensor<'a> {
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         match &self.bytes {
             Bytes::Values(contents) => contents.iter().try_for_each(|c| self.write_values(c, out)),
-            Bytes::Stored(bytes) => out.write_all(bytes),
+            Bytes::Stored(rows) => rows.each(|bytes| out.write_all(bytes)),
             Bytes::Made(bytes) => out.write_all(bytes),
-            Bytes::Offset { bytes, row, padded, flip } => {
+            Bytes::Offset { bytes: rows, padded, flip } => {
                 let mut buffer = vec![0u8; *padded];
-                for stored in bytes.chunks(*row) {
-                    for (to, from) in buffer.iter_mut().zip(stored) {
-                        *to = from ^ flip;
+                let row = usize::try_from(rows.row.max(1)).map_err(io::Error::other)?;
+                rows.each(|bytes| {
+                    for stored in bytes.chunks(row) {
+                        for (to, from) in buffer.iter_mut().zip(stored) {
+                            *to = from ^ flip;
+                        }
+                        out.write_all(&buffer)?;
                     }
-                    out.write_all(&buffer)?;
-                }
-                Ok(())
+                    Ok(())
+                })
             }
-            Bytes::Repeated { bytes, row, element, times, last } => {
+            Bytes::Repeated { bytes: rows, row, element, times, last } => rows.each(|bytes| {
                 for scales in bytes.chunks(*row) {
                     let scales: Vec<&[u8]> = scales.chunks(*element).collect();
                     for (i, scale) in scales.iter().enumerate() {
@@ -122,7 +154,7 @@ impl<'a> Tensor<'a> {
                     }
                 }
                 Ok(())
-            }
+            }),
         }
     }
 
@@ -130,27 +162,25 @@ impl<'a> Tensor<'a> {
         let invalid = |e: &dyn std::fmt::Display| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{}: {e}", self.name))
         };
-        let entry = &content.entry;
-        let (rows, cols) = entry.shape().matrix().ok_or_else(|| invalid(&"shape overflows"))?;
-        let planes: Vec<&[u8]> =
-            (0..entry.encoding().planes.len()).map(|k| entry.plane(k)).collect();
-        if entry.encoding().scheme == Scheme::Plain && entry.encoding().codes() == self.dtype {
-            let row = (entry.encoding().planes[0].row_bytes(cols)).unwrap_or(0);
-            let (from, to) = (content.first_row * row, (content.first_row + content.rows) * row);
-            let bytes = planes[0]
-                .get(from as usize..to as usize)
-                .ok_or_else(|| invalid(&"the stored plane is too short"))?;
-            return out.write_all(bytes);
+        let weight = content.weight;
+        let encoding = weight.encoding();
+        let (rows, cols) = weight.shape().matrix().ok_or_else(|| invalid(&"shape overflows"))?;
+        let last = content.first_row + content.rows;
+        if encoding.scheme == Scheme::Plain && encoding.codes() == self.dtype {
+            let row = encoding.planes[0].row_bytes(cols).unwrap_or(0);
+            let rows = PlaneRows { weight, plane: 0, rows: content.first_row..last, row };
+            return rows.each(|bytes| out.write_all(bytes)).map_err(|e| invalid(&e));
         }
-        let decoder = Decoder::new(entry.encoding(), rows, cols).map_err(|e| invalid(&e))?;
-        let slices: Vec<PlaneSlice<'_>> = planes.iter().map(|b| PlaneSlice::whole(b)).collect();
+        let decoder = Decoder::new(encoding, rows, cols).map_err(|e| invalid(&e))?;
         let step = (VALUES / cols.max(1)).max(1);
         let (mut values, mut bytes) = (Vec::new(), Vec::new());
-        let last = content.first_row + content.rows;
         let mut first = content.first_row;
         while first < last {
             let end = last.min(first + step);
             values.resize(((end - first) * cols) as usize, 0.0f32);
+            let planes = weight.block(first..end).map_err(|e| invalid(&e))?;
+            let slices: Vec<PlaneSlice<'_>> =
+                planes.iter().map(|(first, bytes)| PlaneSlice { bytes, first: *first }).collect();
             decoder.decode(first..end, &slices, &mut values).map_err(|e| invalid(&e))?;
             bytes.clear();
             for value in &values {

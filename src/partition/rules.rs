@@ -398,7 +398,7 @@ impl<'a> Rules<'a> {
         }
         let share = if each * 2 == grain { "half a group" } else { "part of a group" };
         let message = format!(
-            "{name}: the {heads} of each of {n} devices are {} {what}, {share}: groups have {}",
+            "{name}: {heads} on each of {n} devices, {} {what}: {share} of {}",
             count(each),
             count(grain)
         );

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::convert::{Work, final_manifest, run, weight_errors};
+use super::convert::{Work, final_manifest, final_partition, run, weight_errors};
 use super::{ConvertOptions, Plan, Progress, Request, Sources, plan};
-use crate::artifact::{Artifact, digests, errors, layout as names, manifest};
+use crate::artifact::{Artifact, WeightView, Weights, digests, errors, layout as names, manifest};
 use crate::checkpoint::FileDigest;
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, SourceText};
 use crate::quantize::Sink;
@@ -53,15 +53,23 @@ pub fn compare(
     path: &Path,
     options: ConvertOptions<'_>,
 ) -> Result<Comparison> {
-    let mut findings = directory(plan, artifact);
+    let weights = match Weights::open(artifact) {
+        Ok(weights) => weights,
+        Err(why) => {
+            let findings = vec![finding(why.to_string())];
+            return Ok(Comparison { weights: 0, bytes: 0, findings });
+        }
+    };
+    let mut findings = directory(plan, artifact, &weights);
     if !findings.is_empty() {
         // Planes of another layout would differ everywhere; that would hide the cause.
         return Ok(Comparison { weights: 0, bytes: 0, findings });
     }
     let work = Work::of(plan)?;
+    let views = (0..work.jobs.len()).map(|job| weights.get(&work.weight(plan, job)?.name));
+    let views: Vec<Option<&WeightView<'_>>> = views.collect();
     let sink = CompareSink {
-        artifact,
-        entries: &work.entries,
+        views: &views,
         different: Mutex::new(BTreeMap::new()),
         bytes: AtomicU64::new(0),
         progress: options.progress,
@@ -72,6 +80,18 @@ pub fn compare(
 
     let errors = errors::encode(&weight_errors(plan, &work, &sums));
     findings.extend(opaque(artifact, names::ERRORS_ENTRY, &errors));
+    if findings.is_empty() && plan.partition.is_some() {
+        // The planes are equal, so the digests of the file's are those of the source's.
+        let mut wholes = BTreeMap::new();
+        for (job, view) in views.iter().enumerate().filter_map(|(j, v)| Some((j, (*v)?))) {
+            let digest = view.digest().map_err(|e| {
+                Failure::plain(FailureKind::Failed, format!("cannot read {}: {e}", view.name()))
+            })?;
+            wholes.insert(job, digest);
+        }
+        let table = final_partition(plan, &work, &wholes).map(|t| t.encode()).unwrap_or_default();
+        findings.extend(opaque(artifact, names::PARTITION_ENTRY, &table));
+    }
     findings.extend(files(plan, artifact, &hashes)?);
     let manifest = final_manifest(plan, &hashes);
     if findings.is_empty() {
@@ -85,11 +105,11 @@ pub fn compare(
 }
 
 /// Differences between the planned directory and the file's.
-fn directory(plan: &Plan, artifact: &Artifact) -> Vec<Diagnostic> {
+fn directory(plan: &Plan, artifact: &Artifact, weights: &Weights<'_>) -> Vec<Diagnostic> {
     let mut missing = Vec::new();
     let mut findings = Vec::new();
     for (assigned, weight) in plan.assignment.stored(&plan.table) {
-        let Some(entry) = artifact.find(&weight.name) else {
+        let Some(entry) = weights.get(&weight.name) else {
             missing.push(weight.name.clone());
             continue;
         };
@@ -139,8 +159,7 @@ fn finding(message: String) -> Diagnostic {
 
 /// Compares planes with the file's and remembers the first difference of each.
 struct CompareSink<'a> {
-    artifact: &'a Artifact,
-    entries: &'a [usize],
+    views: &'a [Option<&'a WeightView<'a>>],
     different: Mutex<BTreeMap<(usize, usize), Difference>>,
     bytes: AtomicU64,
     progress: &'a dyn Progress,
@@ -157,12 +176,13 @@ struct Difference {
 impl Sink for CompareSink<'_> {
     fn write(&self, job: usize, plane: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let outside = || io::Error::other("the derived plane is longer than the stored one");
-        let entry = self.entries.get(job).copied().ok_or_else(outside)?;
-        let stored = self.artifact.plane(entry, plane).unwrap_or_default();
-        let start = usize::try_from(offset).map_err(|_| outside())?;
-        let stored = stored
-            .get(start..start.checked_add(bytes.len()).ok_or_else(outside)?)
-            .ok_or_else(outside)?;
+        let view = self.views.get(job).copied().flatten().ok_or_else(outside)?;
+        let spec = view.encoding().planes.get(plane).ok_or_else(outside)?;
+        let (_, cols) = view.shape().matrix().ok_or_else(outside)?;
+        let row = spec.row_bytes(cols).filter(|n| *n > 0).ok_or_else(outside)?;
+        let rows = offset / row..(offset + bytes.len() as u64).div_ceil(row);
+        let stored = view.rows(plane, rows).map_err(|_| outside())?;
+        let stored = &*stored;
         self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         if stored == bytes {
             return Ok(());
@@ -204,7 +224,7 @@ impl CompareSink<'_> {
             .iter()
             .take(SHOWN)
             .filter_map(|(&(job, plane), d)| {
-                let entry = self.artifact.entry(*self.entries.get(job)?)?;
+                let entry = self.views.get(job).copied().flatten()?;
                 let role = &entry.encoding().planes.get(plane)?.role;
                 Some(finding(format!(
                     "{} {role}: {} bytes differ, the first at {} (stored {:#04x}, derived {:#04x})",

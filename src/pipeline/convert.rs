@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use super::shards::Target;
 use super::{Plan, Progress, Reuse, disk};
 use crate::artifact::errors::WeightError;
-use crate::artifact::{Writer, digests, errors, layout as names, manifest};
+use crate::artifact::partition::Partition;
+use crate::artifact::{Weights, Writer, digests, errors, layout as names, manifest};
 use crate::checkpoint::{Checkpoint, FileDigest};
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, size};
 use crate::model::Weight;
@@ -63,28 +65,34 @@ pub fn convert_reusing(
 ) -> Result<Converted> {
     check_output(plan, out)?;
     let writer = Writer::create(out, plan.layout.clone())?;
+    let stored = reuse.map(Reuse::stored).transpose()?;
     let mut work = Work::of(plan)?;
     let mut hashed = None;
-    if let Some(reuse) = reuse {
+    if let (Some(reuse), Some(stored)) = (reuse, &stored) {
         // Only the digests of the source files tell whether an older weight is this one.
         let pool = pool(options.threads)?;
         let files = pool.install(|| hash(plan, options, options.cancelled))?;
-        let reusable = pool.install(|| reuse.weights(plan, &files));
-        work.reuse(plan, reuse, &reusable);
+        let reusable = pool.install(|| reuse.weights(stored, plan, &files));
+        work.reuse(plan, (reuse, stored), &reusable);
         hashed = Some(files);
     }
     let sink = FileSink {
         writer: &writer,
-        entries: &work.entries,
+        targets: &work.targets,
         digests: Mutex::new(BTreeMap::new()),
+        wholes: Mutex::new(BTreeMap::new()),
         progress: options.progress,
     };
     let (sums, hashes) = run(plan, &work, &sink, options, hashed)?;
     let known = sink.digests.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let wholes = sink.wholes.into_inner().unwrap_or_else(PoisonError::into_inner);
 
     let errors = weight_errors(plan, &work, &sums);
     write_side_files(plan, &writer, &hashes)?;
     write_opaque(&writer, names::ERRORS_ENTRY, &errors::encode(&errors))?;
+    if let Some(partition) = final_partition(plan, &work, &wholes) {
+        write_opaque(&writer, names::PARTITION_ENTRY, &partition.encode())?;
+    }
     write_opaque(&writer, names::MANIFEST_ENTRY, &final_manifest(plan, &hashes).to_bytes())?;
     let digest = digests::seal(&writer, &known)?;
     let path = writer.finish()?;
@@ -96,8 +104,8 @@ pub fn convert_reusing(
 pub(super) struct Work<'a> {
     /// Index in the table.
     pub weights: Vec<usize>,
-    /// Position in the directory.
-    pub entries: Vec<usize>,
+    /// Where its planes go.
+    pub targets: Vec<Target>,
     /// What to encode.
     pub jobs: Vec<Job<'a>>,
     /// Errors of the jobs that copy an older artifact's planes.
@@ -112,7 +120,7 @@ impl<'a> Work<'a> {
     pub fn of(plan: &'a Plan) -> Result<Work<'a>> {
         let mut work = Work {
             weights: Vec::new(),
-            entries: Vec::new(),
+            targets: Vec::new(),
             jobs: Vec::new(),
             errors: BTreeMap::new(),
         };
@@ -120,12 +128,12 @@ impl<'a> Work<'a> {
             let source = plan.sources.source(weight).map_err(|e| {
                 Failure::plain(FailureKind::Failed, format!("cannot read {}: {e}", weight.name))
             })?;
-            let entry = plan.entries.get(&assigned.weight).copied().ok_or_else(|| {
+            let target = Target::of(plan, &weight.name).ok_or_else(|| {
                 let what = format!("the layout has no entry for {}", weight.name);
                 Failure::plain(FailureKind::Failed, what)
             })?;
             work.weights.push(assigned.weight);
-            work.entries.push(entry);
+            work.targets.push(target);
             let kept = *assigned.method == Method::Keep && weight.stored.is_some();
             let planes = match plan.sources.of(weight) {
                 Ok(checkpoint) if kept => checkpoint.planes(weight),
@@ -148,14 +156,19 @@ impl<'a> Work<'a> {
     }
 
     /// Copies these weights' planes instead of making them.
-    fn reuse(&mut self, plan: &'a Plan, reuse: &'a Reuse, weights: &BTreeSet<usize>) {
+    fn reuse(
+        &mut self,
+        plan: &'a Plan,
+        (reuse, stored): (&'a Reuse, &'a Weights<'a>),
+        weights: &BTreeSet<usize>,
+    ) {
         for (job, index) in self.weights.iter().enumerate() {
             let Some(weight) = plan.table.weights.get(*index).filter(|_| weights.contains(index))
             else {
                 continue;
             };
-            if let (Some(planes), Some(error)) = (reuse.planes(weight), reuse.error(weight)) {
-                self.jobs[job].planes = Some(planes);
+            if let (Some(planes), Some(error)) = (stored.get(&weight.name), reuse.error(weight)) {
+                self.jobs[job].planes = Some(Box::new(planes.clone()));
                 self.errors.insert(job, error.clone());
             }
         }
@@ -217,27 +230,29 @@ pub(super) fn run(
 /// Puts planes into the file and digests each weight when it is complete.
 struct FileSink<'a> {
     writer: &'a Writer,
-    entries: &'a [usize],
+    targets: &'a [Target],
+    /// Of entries, by position in the directory.
     digests: Mutex<BTreeMap<usize, [u8; 32]>>,
+    /// Of whole weights, by job.
+    wholes: Mutex<BTreeMap<usize, [u8; 32]>>,
     progress: &'a dyn Progress,
 }
 
 impl FileSink<'_> {
-    fn entry(&self, job: usize) -> io::Result<usize> {
-        self.entries.get(job).copied().ok_or_else(|| io::Error::other("no such weight"))
+    fn target(&self, job: usize) -> io::Result<&Target> {
+        self.targets.get(job).ok_or_else(|| io::Error::other("no such weight"))
     }
 }
 
 impl Sink for FileSink<'_> {
     fn write(&self, job: usize, plane: usize, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.writer.write(self.entry(job)?, plane, offset, bytes).map_err(io::Error::other)
+        self.target(job)?.write(self.writer, plane, offset, bytes)
     }
 
     fn complete(&self, job: usize) -> io::Result<()> {
-        let entry = self.entry(job)?;
-        // The bytes were written a moment ago: they are read back from memory.
-        let digest = digests::of_written(self.writer, entry).map_err(io::Error::other)?;
-        self.digests.lock().unwrap_or_else(PoisonError::into_inner).insert(entry, digest);
+        let (entries, whole) = self.target(job)?.complete(self.writer)?;
+        self.digests.lock().unwrap_or_else(PoisonError::into_inner).extend(entries);
+        self.wholes.lock().unwrap_or_else(PoisonError::into_inner).insert(job, whole);
         Ok(())
     }
 
@@ -325,6 +340,25 @@ fn write_side_files(plan: &Plan, writer: &Writer, hashes: &[FileDigest]) -> Resu
         }
     }
     Ok(())
+}
+
+/// The planned table of who holds what with the digests of the whole weights, by job.
+pub(super) fn final_partition(
+    plan: &Plan,
+    work: &Work<'_>,
+    wholes: &BTreeMap<usize, [u8; 32]>,
+) -> Option<Partition> {
+    let mut out = plan.partition.clone()?;
+    let named: BTreeMap<&str, [u8; 32]> = wholes
+        .iter()
+        .filter_map(|(job, digest)| Some((work.weight(plan, *job)?.name.as_str(), *digest)))
+        .collect();
+    for row in &mut out.weights {
+        if let Some(digest) = named.get(row.name.as_str()) {
+            row.sha256 = *digest;
+        }
+    }
+    Some(out)
 }
 
 /// The planned manifest with the digests of the files.

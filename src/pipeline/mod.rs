@@ -11,6 +11,7 @@ mod convert;
 mod disk;
 mod plan;
 mod reuse;
+mod shards;
 mod sources;
 
 pub use compare::{Comparison, compare, plan_of};

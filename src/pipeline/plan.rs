@@ -4,14 +4,17 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::shards;
 use super::sources::Sources;
 use crate::artifact::manifest::Manifest;
+use crate::artifact::partition::Partition;
 use crate::artifact::{
     self, Contents, EntrySpec, Layout, digests, errors, layout as names, manifest, metadata,
 };
 use crate::checkpoint::Checkpoint;
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
 use crate::model::{self, ModelSpec, Part, Weight, WeightTable};
+use crate::partition::{self, Models, Placement};
 use crate::recipe::{Assigned, Assignment, Fate, Method, Recipe};
 use crate::tensor::Shape;
 
@@ -36,16 +39,20 @@ pub struct Plan {
     pub recipe: Recipe,
     /// What the model is; none for a weights-only conversion.
     pub spec: Option<ModelSpec>,
+    /// What the draft model is that was merged in.
+    pub draft: Option<ModelSpec>,
     /// Logical weights and unused tensors.
     pub table: WeightTable,
     /// One decision for every weight.
     pub assignment: Assignment,
+    /// Which device holds what.
+    pub placement: Placement,
     /// The manifest, digests still zero.
     pub manifest: Manifest,
+    /// The table of who holds what, digests still zero; none for one device.
+    pub partition: Option<Partition>,
     /// Where everything will lie.
     pub layout: Layout,
-    /// Directory position of every stored weight, by index in the table.
-    pub entries: BTreeMap<usize, usize>,
     /// What looks odd and stops nothing.
     pub warnings: Vec<Diagnostic>,
 }
@@ -57,7 +64,7 @@ pub struct Plan {
 pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Result<Plan> {
     let sources = sources.into();
     sources.refuse_quantized()?;
-    let (spec, mut table) = understand(&sources, request.weights_only)?;
+    let Understood { spec, draft, mut table } = understand(&sources, request.weights_only)?;
     for weight in &mut table.weights {
         weight.stored = sources.of(weight).ok().and_then(|checkpoint| checkpoint.stored(weight));
     }
@@ -65,26 +72,62 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
     table.unused.sort();
     let (assignment, mut warnings) = decide(&sources, &recipe, &table, request)?;
     warnings.extend(assignment.warnings.iter().cloned());
+    let models = Models { main: spec.as_ref(), draft: draft.as_ref() };
+    let placement = place(&recipe, models, &table, &assignment)?;
+    let stored = assignment.stored(&table).map(|(_, w)| w.name.as_str());
+    let partition = shards::table(&placement, stored);
     let contents = Parts {
         sources: &sources,
         recipe: &recipe,
         spec: spec.as_ref(),
         table: &table,
         assignment: &assignment,
+        placement: &placement,
+        partition: partition.as_ref(),
     };
     let manifest = contents.manifest();
     let layout = Layout::plan(&contents.contents(&manifest)?)?;
-    let positions: BTreeMap<&str, usize> =
-        (0..layout.entries()).filter_map(|e| Some((layout.name(e)?, e))).collect();
-    let entries = assignment
-        .stored(&table)
-        .filter_map(|(a, w)| Some((a.weight, *positions.get(w.name.as_str())?)))
-        .collect();
-    Ok(Plan { sources, recipe, spec, table, assignment, manifest, layout, entries, warnings })
+    Ok(Plan {
+        sources,
+        recipe,
+        spec,
+        draft,
+        table,
+        assignment,
+        placement,
+        manifest,
+        partition,
+        layout,
+        warnings,
+    })
+}
+
+/// The weights over the recipe's devices.
+fn place(
+    recipe: &Recipe,
+    models: Models<'_>,
+    table: &WeightTable,
+    assignment: &Assignment,
+) -> Result<Placement> {
+    // The language bounds both far below 2^32.
+    let number = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    let devices = number(recipe.target.devices);
+    let vision = match &recipe.vision.devices {
+        Some(list) => list.iter().map(|&d| number(d)).collect(),
+        None => vec![0],
+    };
+    partition::place(models, table, assignment, devices, &vision)
+}
+
+/// What the sources mean.
+struct Understood {
+    spec: Option<ModelSpec>,
+    draft: Option<ModelSpec>,
+    table: WeightTable,
 }
 
 /// The model's weights: by family, or by name alone. Those of a draft model stand among them.
-fn understand(sources: &Sources, weights_only: bool) -> Result<(Option<ModelSpec>, WeightTable)> {
+fn understand(sources: &Sources, weights_only: bool) -> Result<Understood> {
     let checkpoint = &sources.main;
     let config = checkpoint.config();
     if weights_only {
@@ -101,7 +144,7 @@ fn understand(sources: &Sources, weights_only: bool) -> Result<(Option<ModelSpec
             ));
         }
         let table = model::weights_only(config.map(|c| &c.value), checkpoint.tensors())?;
-        return Ok((None, table));
+        return Ok(Understood { spec: None, draft: None, table });
     }
     let Some(config) = config else {
         let problem = Diagnostic::new(
@@ -117,14 +160,17 @@ fn understand(sources: &Sources, weights_only: bool) -> Result<(Option<ModelSpec
         ));
     };
     let mut model = model::read(&config.value, Some(&config.text), checkpoint.tensors())?;
+    let mut draft_spec = None;
     if let Some(draft) = &sources.draft {
-        model.table.merge_draft(understand_draft(draft, &model.spec)?);
+        let (spec, table) = understand_draft(draft, &model.spec)?;
+        model.table.merge_draft(table);
+        draft_spec = Some(spec);
     }
-    Ok((Some(model.spec), model.table))
+    Ok(Understood { spec: Some(model.spec), draft: draft_spec, table: model.table })
 }
 
-/// The weights of a draft model that fits its target.
-fn understand_draft(draft: &Checkpoint, target: &ModelSpec) -> Result<WeightTable> {
+/// The weights of a draft model that fits its target, and what it is.
+fn understand_draft(draft: &Checkpoint, target: &ModelSpec) -> Result<(ModelSpec, WeightTable)> {
     let headline = "this draft model cannot be merged";
     let Some(config) = draft.config() else {
         let problem = Diagnostic::new(
@@ -137,7 +183,8 @@ fn understand_draft(draft: &Checkpoint, target: &ModelSpec) -> Result<WeightTabl
     // The spec first: a model that is no draft is told so, whatever else may be wrong with it.
     let spec = model::read_spec(&config.value, Some(&config.text))?;
     model::draft_mismatches(target, &spec).finish(FailureKind::Refused, headline, ())?;
-    Ok(model::read(&config.value, Some(&config.text), draft.tensors())?.table)
+    let table = model::read(&config.value, Some(&config.text), draft.tensors())?.table;
+    Ok((spec, table))
 }
 
 /// One method for every weight, and the checks that need no recipe; problems of both together.
@@ -210,6 +257,8 @@ struct Parts<'a> {
     spec: Option<&'a ModelSpec>,
     table: &'a WeightTable,
     assignment: &'a Assignment,
+    placement: &'a Placement,
+    partition: Option<&'a Partition>,
 }
 
 impl Parts<'_> {
@@ -233,10 +282,19 @@ impl Parts<'_> {
             draft: draft.as_ref(),
             set: &[],
             tool_version: env!("CARGO_PKG_VERSION"),
-            devices: 1,
+            devices: self.placement.devices,
         })?;
-        let mut entries: Vec<EntrySpec> =
-            self.assignment.stored(self.table).map(|(a, w)| weight_entry(a, w)).collect();
+        // Pieces follow everything that is whole, device by device, each device's in canonical order.
+        let (mut entries, mut pieces) = (Vec::new(), Vec::new());
+        for (assigned, weight) in self.assignment.stored(self.table) {
+            let placed = self.placement.weight(&weight.name);
+            let stored = shards::entries(weight_entry(assigned, weight), placed);
+            if placed.is_some_and(|p| p.cut.shares().is_some()) {
+                pieces.extend(stored);
+            } else {
+                entries.extend(stored.into_iter().map(|(_, entry)| entry));
+            }
+        }
         // An empty file has no bytes to store: the manifest alone tells of it.
         let files = self.sources.side_files().into_iter().filter(|f| f.bytes > 0);
         entries.extend(
@@ -248,8 +306,16 @@ impl Parts<'_> {
         ));
         let quantized = self.quantized().map(|w| w.name.as_str());
         entries.push(EntrySpec::opaque(names::ERRORS_ENTRY, errors::encoded_len(quantized)));
-        entries.push(digests::entry_spec(&entries));
+        if let Some(partition) = self.partition {
+            let bytes = partition.encode().len() as u64;
+            entries.push(EntrySpec::opaque(names::PARTITION_ENTRY, bytes));
+        }
+        artifact::device_order(&mut pieces);
+        let pieces: Vec<EntrySpec> = pieces.into_iter().map(|(_, entry)| entry).collect();
+        let others = entries.iter().chain(&pieces).map(|e| e.name.as_str());
+        entries.push(EntrySpec::opaque(names::DIGESTS_ENTRY, digests::encoded_len(others)));
         artifact::canonical_order(&mut entries);
+        entries.extend(pieces);
         Ok(Contents {
             arch_id: identity.arch_id,
             model_name: identity.model_name,
@@ -305,7 +371,8 @@ impl Parts<'_> {
                 sha256: manifest::Sha256Hex(digests::sha256([self.recipe.to_toml().as_bytes()])),
             },
             model: self.model_summary(),
-            devices: 1,
+            devices: self.placement.devices,
+            device_weights: shards::summaries(self.placement),
             encodings: self.encoding_summaries(),
             weights: self.weight_records(),
             unused: unused.collect(),

@@ -5,10 +5,7 @@
 //! level), the whole recipe must be equal as well. Its bytes are checked against the old file's digests before they
 //! are believed. Another version of the program may round differently, so its files are not reused.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::ops::Range;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -16,13 +13,12 @@ use rayon::prelude::*;
 use super::Plan;
 use crate::artifact::errors::{self, WeightError};
 use crate::artifact::manifest::{Manifest, WeightRecord};
-use crate::artifact::{Artifact, Entry, OpenError, digests, layout as names};
+use crate::artifact::{Artifact, Entry, OpenError, WeightView, Weights, digests, layout as names};
 use crate::checkpoint::FileDigest;
 use crate::diag::{Diagnostic, Failure, FailureKind, Result};
 use crate::model::Weight;
 use crate::quantize::Encoder;
 use crate::recipe::{Assigned, Method};
-use crate::tensor::{Encoding, PlaneSource, Shape};
 
 /// An older artifact whose weights may be copied.
 #[derive(Debug)]
@@ -80,9 +76,26 @@ impl Reuse {
         Ok(Reuse { artifact, manifest, digests, errors })
     }
 
+    /// Its weights, whole.
+    ///
+    /// # Errors
+    /// A table of who holds what that is wrong.
+    pub(super) fn stored(&self) -> Result<Weights<'_>> {
+        Weights::open(&self.artifact).map_err(|error| {
+            let problem =
+                Diagnostic::new("reuse", error.to_string()).help("convert without --reuse");
+            Failure::one(FailureKind::Refused, "this file cannot be reused", problem)
+        })
+    }
+
     /// The quantized weights that can be copied, by index in the plan's table. Their stored bytes are hashed, in
     /// parallel.
-    pub(super) fn weights(&self, plan: &Plan, files: &[FileDigest]) -> BTreeSet<usize> {
+    pub(super) fn weights(
+        &self,
+        stored: &Weights<'_>,
+        plan: &Plan,
+        files: &[FileDigest],
+    ) -> BTreeSet<usize> {
         let old: BTreeSet<[u8; 32]> =
             self.manifest.source.files.iter().map(|f| f.sha256.0).collect();
         let unchanged: BTreeSet<&str> =
@@ -101,7 +114,7 @@ impl Reuse {
                     *a.method != Method::Keep
                         && (same_recipe || !Encoder::needs_peak(&a.method))
                         && from(&was) == from(&is)
-                        && self.same_entry(a, w)
+                        && self.same_weight(stored, a, w)
                         && plan.sources.files_of(w).is_some_and(|all| {
                             all.iter().all(|file| unchanged.contains(file.as_str()))
                         })
@@ -111,58 +124,28 @@ impl Reuse {
         candidates
             .into_par_iter()
             .filter(|(_, w)| {
-                let entry = self.artifact.find(&w.name);
-                entry.map(|e| digests::of_entry(&e)).as_ref() == self.digests.get(&w.name)
+                let entries = stored.get(&w.name).map(WeightView::entries).unwrap_or_default();
+                let intact = |e: &Entry<'_>| {
+                    self.digests.get(&e.name().to_string()) == Some(&digests::of_entry(e))
+                };
+                !entries.is_empty() && entries.iter().all(intact)
             })
             .map(|(index, _)| index)
             .collect()
     }
 
-    fn same_entry(&self, assigned: &Assigned, weight: &Weight) -> bool {
+    fn same_weight(&self, stored: &Weights<'_>, assigned: &Assigned, weight: &Weight) -> bool {
         self.errors.contains_key(&weight.name)
-            && self.artifact.find(&weight.name).is_some_and(|entry| {
-                *entry.encoding() == *assigned.encoding
-                    && *entry.shape() == weight.shape
-                    && entry.quantizer().to_string() == assigned.method.quantizer()
-                    && entry.options().to_string() == assigned.method.options()
+            && stored.get(&weight.name).is_some_and(|view| {
+                *view.encoding() == *assigned.encoding
+                    && *view.shape() == weight.shape
+                    && view.first().quantizer().to_string() == assigned.method.quantizer()
+                    && view.first().options().to_string() == assigned.method.options()
             })
-    }
-
-    /// The stored planes of a weight.
-    pub(super) fn planes(&self, weight: &Weight) -> Option<Box<dyn PlaneSource + '_>> {
-        let entry = self.artifact.find(&weight.name)?;
-        Some(Box::new(StoredPlanes { entry }))
     }
 
     /// What the weight's quantization cost, as the old file records it.
     pub(super) fn error(&self, weight: &Weight) -> Option<&WeightError> {
         self.errors.get(&weight.name)
-    }
-}
-
-/// Planes of an entry of a mapped file.
-struct StoredPlanes<'a> {
-    entry: Entry<'a>,
-}
-
-impl PlaneSource for StoredPlanes<'_> {
-    fn encoding(&self) -> &Encoding {
-        self.entry.encoding()
-    }
-
-    fn shape(&self) -> &Shape {
-        self.entry.shape()
-    }
-
-    fn plane_rows(&self, plane: usize, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
-        let outside = || io::Error::from(io::ErrorKind::InvalidInput);
-        let spec = self.entry.encoding().planes.get(plane).ok_or_else(outside)?;
-        let (_, cols) = self.entry.shape().matrix().ok_or_else(outside)?;
-        let row = spec.row_bytes(cols).ok_or_else(outside)?;
-        let at = |rows: u64| {
-            rows.checked_mul(row).and_then(|n| usize::try_from(n).ok()).ok_or_else(outside)
-        };
-        let bytes = self.entry.plane(plane).get(at(range.start)?..at(range.end)?);
-        bytes.map(Cow::Borrowed).ok_or_else(outside)
     }
 }

@@ -206,3 +206,72 @@ fn gcd(a: u64, b: u64) -> u64 {
 pub(crate) fn lcm(a: u64, b: u64) -> Option<u64> {
     (a / gcd(a, b)).checked_mul(b)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{DType, PlaneSpec, role};
+
+    fn affine(codes: DType, scale: DType, block: [u64; 2]) -> Encoding {
+        Encoding::affine(codes, vec![PlaneSpec::tiled(role::SCALE, scale, block)])
+    }
+
+    #[test]
+    fn grains_are_blocks_and_whole_bytes() {
+        let grains = |e: &Encoding| (e.grain(Axis::Rows), e.grain(Axis::Cols));
+        assert_eq!(grains(&Encoding::plain(DType::BF16)), (Some(1), Some(1)));
+        assert_eq!(grains(&affine(DType::I8, DType::BF16, [1, 128])), (Some(1), Some(128)));
+        assert_eq!(grains(&affine(DType::F8E4M3, DType::BF16, [128, 64])), (Some(128), Some(64)));
+        assert_eq!(grains(&affine(DType::I4, DType::BF16, [1, 0])), (Some(1), Some(2)));
+        assert_eq!(grains(&affine(DType::I3, DType::BF16, [0, 12])), (Some(1), Some(24)));
+        // Zero points of four bits for groups of 128: two groups fill a byte.
+        let mut zero = affine(DType::U4, DType::BF16, [1, 128]);
+        zero.planes.push(PlaneSpec::tiled(role::ZERO, DType::U4, [1, 128]));
+        assert_eq!(zero.grain(Axis::Cols), Some(256));
+        let mut turned = affine(DType::I8, DType::BF16, [1, 16]);
+        turned.transform = "fwht64".into();
+        assert_eq!(grains(&turned), (Some(1), Some(64)));
+        turned.transform = "perm".into();
+        assert_eq!(grains(&turned), (Some(1), None));
+        let huge = affine(DType::I8, DType::BF16, [1, u64::MAX]);
+        assert_eq!(lcm(3, u64::MAX - 1), None);
+        assert_eq!(huge.grain(Axis::Cols), Some(u64::MAX));
+    }
+
+    #[test]
+    fn zeros_decode_to_zero_unless_a_table_a_point_or_an_exponent_says_otherwise() {
+        let cols = Axis::Cols;
+        assert!(Encoding::plain(DType::F32).pads_with_zero(cols, 3));
+        assert!(!Encoding::plain(DType::E8M0).pads_with_zero(cols, 3));
+        assert!(affine(DType::I8, DType::BF16, [1, 8]).pads_with_zero(cols, 3));
+        // An exponent of zero is 2^-127: only the code makes it zero.
+        assert!(affine(DType::F4E2M1, DType::E8M0, [1, 8]).pads_with_zero(cols, 8));
+        let mut table = affine(DType::U4, DType::BF16, [1, 8]);
+        table.planes.push(PlaneSpec::table(role::TABLE, DType::F32, [1, 16]));
+        assert!(table.pads_with_zero(cols, 16), "the scales of the padding are zero");
+        assert!(!table.pads_with_zero(cols, 12), "a scale reaches into the padding");
+        assert!(table.pads_with_zero(Axis::Rows, 12), "one row is one block");
+        table.planes[1].dtype = DType::E8M0;
+        assert!(!table.pads_with_zero(cols, 16));
+        let mut point = affine(DType::U4, DType::BF16, [1, 8]);
+        point.planes.push(PlaneSpec::tiled(role::ZERO, DType::U4, [1, 8]));
+        assert!(point.pads_with_zero(cols, 8));
+        assert!(!point.pads_with_zero(cols, 9));
+        let mut min = affine(DType::U4, DType::BF16, [1, 8]);
+        min.planes.push(PlaneSpec::tiled("min", DType::BF16, [1, 0]));
+        assert!(!min.pads_with_zero(cols, 8), "the row's minimum is not the padding's");
+        min.planes[2] = PlaneSpec::tiled("min", DType::BF16, [1, 8]);
+        assert!(min.pads_with_zero(cols, 8));
+        let other = Encoding { scheme: super::super::Scheme::Other("own".into()), ..point };
+        assert!(!other.pads_with_zero(cols, 8));
+    }
+
+    #[test]
+    fn pieces_have_the_shape_of_the_extent() {
+        let slice = |axis| Slice { axis, span: Span { start: 0, len: 2 }, extent: 3 };
+        assert_eq!(slice(Axis::Rows).shape(&Shape::from([8, 5])), Some(Shape::from([3, 5])));
+        assert_eq!(slice(Axis::Cols).shape(&Shape::from([8, 5])), Some(Shape::from([8, 3])));
+        assert_eq!(slice(Axis::Rows).shape(&Shape::from([8])), Some(Shape::from([3])));
+        assert_eq!(slice(Axis::Rows).shape(&Shape::from([2, 2, 2])), None);
+    }
+}

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
-use super::{Faults, Report};
+use super::{Faults, Report, partition};
 use crate::artifact::digests::{self, EntryDigest, hex};
 use crate::artifact::errors;
 use crate::artifact::layout::{
     DEVICES_KEY, DIGEST_KEY, DIGESTS_ENTRY, ERRORS_ENTRY, EXTENSION_VERSION, FILE_PREFIX,
-    FORMAT_KEY, MANIFEST_ENTRY, OWN_PREFIX,
+    FORMAT_KEY, MANIFEST_ENTRY, OWN_PREFIX, PARTITION_ENTRY,
 };
 use crate::artifact::manifest::Manifest;
 use crate::artifact::reader::{Artifact, Entry};
+use crate::artifact::weights::{WeightView, Weights};
 use crate::diag::count;
 
 pub(super) fn check(artifact: &Artifact, faults: &mut Faults, report: &mut Report) {
@@ -37,8 +38,12 @@ pub(super) fn check(artifact: &Artifact, faults: &mut Faults, report: &mut Repor
     let root = check_digests(artifact, &actual, faults);
     report.root = root.filter(|_| before == (faults.kept.len(), faults.left_out));
     own_entries(artifact, faults);
-    check_errors(artifact, &actual, faults);
-    report.manifest = check_manifest(artifact, &actual, faults);
+    // Without it, every weight would be reported once more.
+    let weights = partition::check(artifact, faults);
+    if let Some(weights) = &weights {
+        check_errors(artifact, weights, &actual, faults);
+    }
+    report.manifest = check_manifest(artifact, weights.as_ref(), &actual, faults);
 }
 
 /// SHA-256 of every entry, in directory order.
@@ -103,7 +108,7 @@ fn check_digests(
 fn own_entries(artifact: &Artifact, faults: &mut Faults) {
     for e in artifact.entries() {
         let Some(name) = e.name().as_str().filter(|n| n.starts_with(OWN_PREFIX)) else { continue };
-        let known = [MANIFEST_ENTRY, DIGESTS_ENTRY, ERRORS_ENTRY].contains(&name)
+        let known = [MANIFEST_ENTRY, DIGESTS_ENTRY, ERRORS_ENTRY, PARTITION_ENTRY].contains(&name)
             || name.starts_with(FILE_PREFIX);
         faults.say(known, "container", || format!("`{name}` is no entry of this version"));
         faults.say(is_opaque(&e), "container", || {
@@ -118,7 +123,12 @@ fn is_opaque(e: &Entry<'_>) -> bool {
         && (e.layer(), e.expert(), e.slot()) == (-1, -1, 0)
 }
 
-fn check_errors(artifact: &Artifact, actual: &[[u8; 32]], faults: &mut Faults) {
+fn check_errors(
+    artifact: &Artifact,
+    weights: &Weights<'_>,
+    actual: &[[u8; 32]],
+    faults: &mut Faults,
+) {
     const AREA: &str = "errors";
     let Some(own) = artifact.find(ERRORS_ENTRY) else { return };
     // The digest of the bytes was compared with the list's already.
@@ -130,8 +140,8 @@ fn check_errors(artifact: &Artifact, actual: &[[u8; 32]], faults: &mut Faults) {
     let mut seen = BTreeSet::new();
     for row in &rows {
         let name = &row.weight;
-        let weight = artifact.find(name).filter(|_| !name.starts_with(OWN_PREFIX));
-        faults.say(weight.is_some_and(|e| !e.quantizer().is_empty()), AREA, || {
+        let weight = weights.get(name);
+        faults.say(weight.is_some_and(|w| !w.first().quantizer().is_empty()), AREA, || {
             format!("`{name}` is no quantized weight of the file")
         });
         faults.say(seen.insert(name), AREA, || format!("`{name}` is listed twice"));
@@ -140,7 +150,7 @@ fn check_errors(artifact: &Artifact, actual: &[[u8; 32]], faults: &mut Faults) {
             format!("`{name}`: squared error {} over {}", row.squared_error, row.squared)
         });
     }
-    let quantized = artifact.entries().filter(|e| !e.quantizer().is_empty()).count();
+    let quantized = weights.iter().filter(|w| !w.first().quantizer().is_empty()).count();
     faults.say(rows.len() == quantized, AREA, || {
         format!("{} weights are listed, the file has {quantized} quantized ones", rows.len())
     });
@@ -148,6 +158,7 @@ fn check_errors(artifact: &Artifact, actual: &[[u8; 32]], faults: &mut Faults) {
 
 fn check_manifest(
     artifact: &Artifact,
+    weights: Option<&Weights<'_>>,
     actual: &[[u8; 32]],
     faults: &mut Faults,
 ) -> Option<Manifest> {
@@ -175,7 +186,10 @@ fn check_manifest(
             devices.map_or("nothing".into(), |d| d.to_string())
         )
     });
-    check_weights(artifact, &m, faults);
+    if let Some(weights) = weights {
+        check_weights(weights, &m, faults);
+        partition::figures(weights, &m, faults);
+    }
     check_files(artifact, &m, actual, faults);
     Some(m)
 }
@@ -189,14 +203,14 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, e: &Entry<'_>) {
+    fn add(&mut self, w: &WeightView<'_>) {
         self.weights += 1;
-        self.parameters = self.parameters.saturating_add(e.shape().elements().unwrap_or(u64::MAX));
-        self.bytes = self.bytes.saturating_add(e.plane_bytes());
+        self.parameters = self.parameters.saturating_add(w.shape().elements().unwrap_or(u64::MAX));
+        self.bytes = self.bytes.saturating_add(w.plane_bytes());
     }
 }
 
-fn check_weights(artifact: &Artifact, m: &Manifest, faults: &mut Faults) {
+fn check_weights(weights: &Weights<'_>, m: &Manifest, faults: &mut Faults) {
     const AREA: &str = "manifest";
     let mut listed = BTreeMap::new();
     for w in &m.weights {
@@ -205,19 +219,20 @@ fn check_weights(artifact: &Artifact, m: &Manifest, faults: &mut Faults) {
     }
     let mut sums: BTreeMap<(&str, String), Sums> = BTreeMap::new();
     let mut total = Sums::default();
-    for e in artifact.entries() {
-        let name = e.name();
-        if name.bytes().starts_with(OWN_PREFIX.as_bytes()) {
-            continue;
-        }
-        total.add(&e);
-        match name.as_str().and_then(|n| listed.get(n)) {
-            Some(w) => sums.entry((&w.encoding, e.encoding().to_string())).or_default().add(&e),
+    for view in weights.iter() {
+        let name = view.name();
+        total.add(view);
+        // A name that is no UTF-8 shows as another one.
+        let sound = view.first().name().as_str().is_some();
+        match listed.get(name).filter(|_| sound) {
+            Some(w) => {
+                sums.entry((&w.encoding, view.encoding().to_string())).or_default().add(view)
+            }
             None => faults.say(false, AREA, || format!("`{name}` is in the file, but not listed")),
         }
     }
     for w in &m.weights {
-        let own = |name: &str| artifact.find(name).is_some() && !name.starts_with(OWN_PREFIX);
+        let own = |name: &str| weights.get(name).is_some();
         let tied = w.tied_to.as_deref().is_some_and(|t| listed.contains_key(t) && own(t));
         faults.say(own(&w.name) || tied, AREA, || {
             format!("weight `{}` is listed, but not in the file", w.name)

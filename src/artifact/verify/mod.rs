@@ -4,12 +4,15 @@
 //!    Gaps are read, planes are not.
 //! 2. Digests of every entry against `radpack/digests`, and that list against the root digest; entries are hashed in
 //!    parallel, at the speed of the disk.
-//! 3. The manifest and the error table against the directory.
+//! 3. Of a file for several devices: the table of who holds what against the directory, the digests of whole weights,
+//!    zeros in the padding, the order of devices.
+//! 4. The manifest and the error table against the weights.
 
 mod content;
+mod partition;
 mod structure;
 
-use super::layout::{DIGEST_KEY, OWN_PREFIX};
+use super::layout::{DEVICES_KEY, DIGEST_KEY, OWN_PREFIX};
 use super::manifest::Manifest;
 use super::reader::Artifact;
 use crate::diag::{Diagnostic, count};
@@ -17,7 +20,7 @@ use crate::diag::{Diagnostic, count};
 /// What to expect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
-    /// Entries may stand in any order (files made for several devices keep a device's bytes together).
+    /// Entries of a file for one device may stand in any order.
     pub any_order: bool,
 }
 
@@ -39,7 +42,10 @@ pub struct Report {
 /// Checks a file.
 pub fn verify(artifact: &Artifact, options: Options) -> Report {
     let mut faults = Faults::default();
-    structure::check(artifact, options, &mut faults);
+    // The order of a file for several devices is checked with its table.
+    let several = artifact.meta_int(DEVICES_KEY).is_some_and(|n| n > 1);
+    let any_order = options.any_order || several;
+    structure::check(artifact, Options { any_order }, &mut faults);
     let own = artifact.created_by().bytes().starts_with(b"radpack ")
         || artifact.meta_text(DIGEST_KEY).is_some()
         || artifact.any_name_begins(OWN_PREFIX);
