@@ -104,6 +104,9 @@ fn understand(sources: &Sources, weights_only: bool) -> Result<(Option<ModelSpec
         return Ok((None, table));
     }
     let Some(config) = config else {
+        if let Some(gguf) = checkpoint.gguf() {
+            gguf.model(checkpoint.tensors())?;
+        }
         let problem = Diagnostic::new(
             "config",
             "the source has no config.json, which says what the tensors mean",
@@ -116,7 +119,10 @@ fn understand(sources: &Sources, weights_only: bool) -> Result<(Option<ModelSpec
             problem,
         ));
     };
-    let mut model = model::read(&config.value, Some(&config.text), checkpoint.tensors())?;
+    let mut model = match checkpoint.gguf() {
+        Some(gguf) => gguf.model(checkpoint.tensors())?,
+        None => model::read(&config.value, Some(&config.text), checkpoint.tensors())?,
+    };
     if let Some(draft) = &sources.draft {
         model.table.merge_draft(understand_draft(draft, &model.spec)?);
     }
@@ -126,6 +132,12 @@ fn understand(sources: &Sources, weights_only: bool) -> Result<(Option<ModelSpec
 /// The weights of a draft model that fits its target.
 fn understand_draft(draft: &Checkpoint, target: &ModelSpec) -> Result<WeightTable> {
     let headline = "this draft model cannot be merged";
+    if draft.gguf().is_some() {
+        let what = "the draft model is a GGUF file; draft models are read as safetensors";
+        let problem = Diagnostic::new("draft", what)
+            .help("pass the folder of the assistant that was published with this model");
+        return Err(Failure::one(FailureKind::Refused, headline, problem));
+    }
     let Some(config) = draft.config() else {
         let problem = Diagnostic::new(
             "draft",
