@@ -38,6 +38,7 @@ mod source;
 mod tokenizer;
 
 pub use digest::{FileDigest, SourceFile};
+pub use gguf::original_name as gguf_original_name;
 pub use json::{JsonFile, MAX_CONFIG_BYTES};
 pub use open::Checkpoint;
 pub use quantized::QuantizedWith;

@@ -306,6 +306,28 @@ impl Checkpoint {
         self.gguf.as_ref()
     }
 
+    /// What an artifact made of the checkpoint has to tell about its origin: which files are made of a GGUF file's
+    /// metadata, and what of them is not stored.
+    pub fn origin_notes(&self) -> Vec<String> {
+        let Some(gguf) = &self.gguf else { return Vec::new() };
+        let made: Vec<&str> = gguf.made().keys().map(String::as_str).collect();
+        let mut notes = Vec::new();
+        if !made.is_empty() {
+            let s = if made.len() == 1 { "is" } else { "are" };
+            notes.push(format!("{} {s} made of the GGUF file's metadata", diag::list(&made, 9)));
+        }
+        let stored = |name: &str| self.side_files.iter().any(|f| f.path == name);
+        if let Some((kind, tokens)) =
+            gguf.tokenizer().filter(|_| !tokenizer::TOKENIZER_FILES.iter().any(|n| stored(n)))
+        {
+            let tokens = diag::count(*tokens);
+            notes.push(format!(
+                "the tokenizer in its metadata ({kind}, {tokens} tokens) is not stored"
+            ));
+        }
+        notes
+    }
+
     /// Whether the weights are quantized already, by config or by the names of tensors.
     pub fn quantized(&self) -> Option<&QuantizedWith> {
         self.quantization.as_ref().map(|q| &q.with)

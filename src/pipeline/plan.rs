@@ -407,16 +407,13 @@ impl Parts<'_> {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.assignment
-            .tails
-            .iter()
-            .map(|t| {
-                format!(
-                    "{} weights of {} columns end in a short group of {} (group {})",
-                    t.weights, t.cols, t.tail, t.group
-                )
-            })
-            .collect()
+        let tails = self.assignment.tails.iter().map(|t| {
+            format!(
+                "{} weights of {} columns end in a short group of {} (group {})",
+                t.weights, t.cols, t.tail, t.group
+            )
+        });
+        tails.chain(self.sources.main.origin_notes()).collect()
     }
 }
 

@@ -11,6 +11,7 @@
 //! what it promises must fit the bytes that are left.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry as MapEntry;
 use std::fmt;
 
 use super::types::{self, Kind};
@@ -348,10 +349,12 @@ impl Reading<'_> {
             let key = self.cursor.name("key", MAX_KEY)?;
             let number = self.cursor.u32("a value's type")?;
             let value = self.value(&key, number)?;
-            if header.pairs.contains_key(&key) {
-                self.fault(Fault::DuplicateKey { key });
-            } else {
-                header.pairs.insert(key, value);
+            match header.pairs.entry(key) {
+                MapEntry::Vacant(place) => drop(place.insert(value)),
+                MapEntry::Occupied(other) => {
+                    let key = other.key().clone();
+                    self.fault(Fault::DuplicateKey { key });
+                }
             }
         }
         let alignment = self.alignment(&header);

@@ -37,6 +37,7 @@ use crate::tensor::{DType, Shape, TensorInfo};
 use config::{ARCHITECTURES, Architecture, Reading};
 use header::{Header, Value};
 use names::View;
+pub use names::original_name;
 pub use types::Kind;
 
 /// Factors of a rotation, which are no weight.

@@ -145,6 +145,24 @@ impl Names {
     }
 }
 
+/// Hugging Face's name of a tensor of a GGUF file, or of one index of it; whether that index is a tensor of its own
+/// there. `model_type` is that of the configuration that the file's metadata stand for; `None` for a model or a tensor
+/// that is not read.
+pub fn original_name(model_type: &str, tensor: &str, index: Option<u64>) -> Option<(String, bool)> {
+    let names = match model_type {
+        "llama" | "qwen2" | "qwen3" | "qwen3_moe" => Names::Llama,
+        "gemma3_text" => Names::Gemma,
+        "gemma4_text" => Names::Gemma4,
+        _ => return None,
+    };
+    if let (Names::Llama, Some(index)) = (names, index) {
+        let (number, leaf) = tensor.strip_prefix("blk.")?.split_once('.')?;
+        let (_, projection) = STACKS.iter().find(|(stack, _)| *stack == leaf)?;
+        return Some((format!("{LAYERS}{number}.mlp.experts.{index}.{projection}.weight"), true));
+    }
+    names.original(tensor).map(|name| (name, false))
+}
+
 /// The tensors of a file under Hugging Face's names.
 pub(super) struct View {
     /// Types and shapes.
@@ -268,6 +286,12 @@ mod tests {
         let mut table = WeightTable { weights: Vec::new(), unused: vec![(expert(1), "x".into())] };
         view.restore(&mut table);
         assert_eq!(table.unused[0].0, "blk.1.ffn_up_exps.weight");
+        let stack = "blk.1.ffn_up_exps.weight";
+        assert_eq!(original_name("qwen3_moe", stack, Some(1)), Some((expert(1), true)));
+        let down = "blk.1.ffn_down_exps.weight";
+        let whole = Some(("model.layers.1.experts.down_proj".to_owned(), false));
+        assert_eq!(original_name("gemma4_text", down, Some(1)), whole);
+        assert_eq!(original_name("bert", stack, None), None);
         let gemma = View::new(Names::Gemma4, &tensors);
         assert!(gemma.tensors.contains_key("blk.1.ffn_up_exps.weight"));
     }
