@@ -317,7 +317,7 @@ fn a_model_without_safetensors_is_refused_before_any_download() {
     assert_eq!(failure.kind, FailureKind::Refused);
     assert_eq!(
         failure.problems[0].message,
-        "org/tiny holds only PyTorch pickles (pytorch_model.bin); radpack reads safetensors"
+        "org/tiny holds only PyTorch pickles (pytorch_model.bin); radpack reads safetensors and GGUF"
     );
     assert!(hub.fetched().is_empty());
 }

@@ -311,13 +311,13 @@ fn other_formats_are_refused_by_name() {
     model.put("pytorch_model.bin", b"PK\x03\x04");
     assert_eq!(
         model.problems(),
-        ["DIR holds only PyTorch pickles (pytorch_model.bin); radpack reads safetensors"]
+        ["DIR holds only PyTorch pickles (pytorch_model.bin); radpack reads safetensors and GGUF"]
     );
     let file = open(&model.at("pytorch_model.bin")).expect_err("refused");
     assert_eq!(
         problems(&file, model.path()),
         [
-            "DIR/pytorch_model.bin is no safetensors file (a zip archive (PyTorch saves .bin and .pt files so))"
+            "DIR/pytorch_model.bin is no safetensors or GGUF file (a zip archive (PyTorch saves .bin and .pt files so))"
         ]
     );
     let config = open(&model.at("config.json")).expect_err("refused");
@@ -326,9 +326,12 @@ fn other_formats_are_refused_by_name() {
     gguf.put("m-q4.gguf", b"GGUF");
     assert_eq!(
         gguf.problems(),
-        ["DIR holds only GGUF files (m-q4.gguf); radpack reads safetensors"]
+        ["DIR/m-q4.gguf: truncated: the version at byte 4 takes 4 bytes, the file has 0 more"]
     );
-    assert_eq!(Model::new().problems(), ["DIR has no weights (*.safetensors); it holds no files"]);
+    assert_eq!(
+        Model::new().problems(),
+        ["DIR has no weights (*.safetensors, *.gguf); it holds no files"]
+    );
 }
 
 #[test]
@@ -390,7 +393,7 @@ fn the_model_folder_of_a_cache_points_at_its_snapshots() {
     let failure = open(&folder).expect_err("refused");
     assert_eq!(
         problems(&failure, &folder),
-        ["DIR has no weights (*.safetensors); it holds no files"]
+        ["DIR has no weights (*.safetensors, *.gguf); it holds no files"]
     );
     assert_eq!(
         failure.problems[0].help[1],

@@ -56,8 +56,24 @@ pub(super) fn is_index(name: &str) -> bool {
     name.ends_with(".index.json")
 }
 
+/// Extension of safetensors files.
+const SAFETENSORS: &str = ".safetensors";
+
 fn is_safetensors(name: &str) -> bool {
-    name.ends_with(".safetensors")
+    name.ends_with(SAFETENSORS)
+}
+
+/// Whether a name is that of a GGUF file.
+pub(super) fn is_gguf(name: &str) -> bool {
+    name.ends_with(".gguf")
+}
+
+/// The name of a GGUF file's model: without extension and number.
+pub(super) fn stem_of_gguf(name: &str) -> &str {
+    match Numbered::parse(name, ".gguf") {
+        Some(numbered) => numbered.stem,
+        None => name.strip_suffix(".gguf").unwrap_or(name),
+    }
 }
 
 /// Decides which files hold the weights. `names` are the regular files at the top of the folder, in byte order;
@@ -114,8 +130,11 @@ pub(super) fn choose(names: &[&str], shown: &str) -> Result<(Layout, Vec<Diagnos
         ));
     }
     match files.as_slice() {
-        [] => Err(no_weights(names, shown)),
-        [only] if Numbered::parse(only).is_none_or(|n| n.of <= 1) => {
+        [] => match gguf(names, shown) {
+            Some(found) => found.map(|files| (Layout::Files(files), notes)),
+            None => Err(no_weights(names, shown)),
+        },
+        [only] if Numbered::parse(only, SAFETENSORS).is_none_or(|n| n.of <= 1) => {
             Ok((Layout::Files(vec![(*only).to_owned()]), notes))
         }
         several => several_files(several, shown).map(|files| {
@@ -128,9 +147,24 @@ pub(super) fn choose(names: &[&str], shown: &str) -> Result<(Layout, Vec<Diagnos
     }
 }
 
+/// The GGUF files of a folder without safetensors: one model, whole or split. Encoders of images and sound
+/// (`mmproj-…`) are models of their own.
+fn gguf(names: &[&str], shown: &str) -> Option<Result<Vec<String>, Diagnostic>> {
+    let files: Vec<&str> =
+        names.iter().copied().filter(|n| is_gguf(n) && !n.starts_with("mmproj")).collect();
+    let first = files.first()?;
+    let series = super::gguf::series(first);
+    if files.iter().all(|file| series.iter().any(|of| of == file)) {
+        return Some(Ok(series));
+    }
+    let what = format!("{shown} has {} GGUF files: {}", files.len(), diag::list(&files, 8));
+    Some(Err(Diagnostic::new("checkpoint", what).help("pass the path of the one to convert")))
+}
+
 /// Several files without an index: one complete numbered series, or a refusal.
 fn several_files(files: &[&str], shown: &str) -> Result<Vec<String>, Diagnostic> {
-    let numbered: Vec<Option<Numbered<'_>>> = files.iter().map(|f| Numbered::parse(f)).collect();
+    let numbered: Vec<Option<Numbered<'_>>> =
+        files.iter().map(|f| Numbered::parse(f, SAFETENSORS)).collect();
     let first = numbered.first().copied().flatten();
     let one_series = first.is_some_and(|first| {
         numbered.iter().all(|n| n.is_some_and(|n| (n.stem, n.of) == (first.stem, first.of)))
@@ -179,15 +213,16 @@ fn several_files(files: &[&str], shown: &str) -> Result<Vec<String>, Diagnostic>
 
 /// `STEM-00002-of-00013.safetensors`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Numbered<'a> {
-    stem: &'a str,
+pub(super) struct Numbered<'a> {
+    pub stem: &'a str,
     number: u64,
-    of: u64,
+    pub of: u64,
 }
 
 impl<'a> Numbered<'a> {
-    fn parse(name: &'a str) -> Option<Numbered<'a>> {
-        let (rest, of) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    /// Reads the name of a file with that extension.
+    pub fn parse(name: &'a str, extension: &str) -> Option<Numbered<'a>> {
+        let (rest, of) = name.strip_suffix(extension)?.rsplit_once("-of-")?;
         let (stem, number) = rest.rsplit_once('-')?;
         Some(Numbered { stem, number: number.parse().ok()?, of: of.parse().ok()? })
     }
@@ -202,7 +237,7 @@ fn no_weights(names: &[&str], shown: &str) -> Diagnostic {
         Diagnostic::new(
             "checkpoint",
             format!(
-                "{shown} holds only {what} ({}); radpack reads safetensors",
+                "{shown} holds only {what} ({}); radpack reads safetensors and GGUF",
                 diag::list(files, 3)
             ),
         )
@@ -228,7 +263,7 @@ fn no_weights(names: &[&str], shown: &str) -> Diagnostic {
         }
     }
     for (ext, what, help) in [
-        (".gguf", "GGUF files", "start from the model that they were converted from"),
+        (".gguf", "encoders of images or sound", "pass the path of the model's own GGUF file"),
         (
             ".h5",
             "TensorFlow weights",
@@ -256,7 +291,7 @@ fn no_weights(names: &[&str], shown: &str) -> Diagnostic {
     };
     Diagnostic::new(
         "checkpoint",
-        format!("{shown} has no weights (*.safetensors); it holds {holds}"),
+        format!("{shown} has no weights (*.safetensors, *.gguf); it holds {holds}"),
     )
     .help("pass the folder of a model: config.json beside *.safetensors")
 }
@@ -326,18 +361,33 @@ mod tests {
     fn a_folder_without_safetensors_says_what_it_holds_and_what_would_work() {
         assert_eq!(
             refusal(&["config.json", "pytorch_model.bin"]),
-            "m holds only PyTorch pickles (pytorch_model.bin); radpack reads safetensors"
+            "m holds only PyTorch pickles (pytorch_model.bin); radpack reads safetensors and GGUF"
         );
         assert_eq!(
-            refusal(&["gemma-q4.gguf"]),
-            "m holds only GGUF files (gemma-q4.gguf); radpack reads safetensors"
+            refusal(&["mmproj-gemma.gguf"]),
+            "m holds only encoders of images or sound (mmproj-gemma.gguf); radpack reads safetensors and GGUF"
         );
         assert_eq!(refusal(&["model_index.json"]), "m is a diffusers pipeline of several models");
         assert_eq!(
             refusal(&["config.json"]),
-            "m has no weights (*.safetensors); it holds 1 file: config.json"
+            "m has no weights (*.safetensors, *.gguf); it holds 1 file: config.json"
         );
-        assert_eq!(refusal(&[]), "m has no weights (*.safetensors); it holds no files");
+        assert_eq!(refusal(&[]), "m has no weights (*.safetensors, *.gguf); it holds no files");
+    }
+
+    #[test]
+    fn one_gguf_file_or_one_series_counts_where_there_are_no_safetensors() {
+        assert_eq!(choose(&["m.gguf", "mmproj-m.gguf"], "m").expect("one").0, files(&["m.gguf"]));
+        let series = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
+        assert_eq!(choose(&series[1..], "m").expect("a series").0, files(&series));
+        assert_eq!(
+            refusal(&["m-q4.gguf", "m-q8.gguf"]),
+            "m has 2 GGUF files: m-q4.gguf and m-q8.gguf"
+        );
+        assert_eq!(
+            choose(&["m.gguf", "m.safetensors"], "m").expect("safetensors").0,
+            files(&["m.safetensors"])
+        );
     }
 
     #[test]

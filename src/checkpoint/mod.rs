@@ -13,6 +13,7 @@
 //! | `parts` | a weight assembled from tensors, read by rows |
 //! | `json` | [`JsonFile`]: configs, read strictly |
 //! | `quantized` | signs that the weights are quantized already |
+//! | `gguf` | files of llama.cpp: headers, and the model that their metadata describe |
 //! | `tokenizer` | token ids against the rows of the embedding |
 //! | `side` | which other files go into the artifact |
 //! | `digest` | sha256 of every file that the output depends on |
@@ -20,6 +21,7 @@
 
 mod digest;
 mod folder;
+pub mod gguf;
 #[cfg(feature = "hub")]
 mod hub;
 mod index;
@@ -36,6 +38,7 @@ mod source;
 mod tokenizer;
 
 pub use digest::{FileDigest, SourceFile};
+pub use gguf::original_name as gguf_original_name;
 pub use json::{JsonFile, MAX_CONFIG_BYTES};
 pub use open::Checkpoint;
 pub use quantized::QuantizedWith;

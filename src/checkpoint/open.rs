@@ -8,10 +8,11 @@ use std::sync::atomic::AtomicBool;
 
 use super::digest::{self, FileDigest, SourceFile};
 use super::folder::{self, Folder, Kind, Trouble};
+use super::gguf::{self, Gguf};
 use super::index;
 use super::json::JsonFile;
 use super::layout;
-use super::parts::{self, Assembled, Joined, Place};
+use super::parts::{self, Assembled, Change, Joined, LessOne, Place};
 use super::quantized::{self, Decoded, Kept, Packed, QUANT_CONFIGS, Quantization, QuantizedWith};
 use super::reader::{Reader, Wanted};
 use super::safetensors::Header;
@@ -36,6 +37,7 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, TensorInfo>,
     places: BTreeMap<String, Place>,
     quantization: Option<Quantization>,
+    gguf: Option<Gguf>,
     json: Vec<JsonFile>,
     has_configs: bool,
     side_files: Vec<SideFile>,
@@ -45,7 +47,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a source: a folder, one `.safetensors` file, a `*.index.json`, or a hub id `ORG/NAME[@REV]` (a path that exists wins). Headers, index and configs are read and checked; weights are mapped and not read.
+    /// Opens a source: a folder, one `.safetensors` or `.gguf` file, a `*.index.json`, or a hub id `ORG/NAME[@REV]` (a path that exists wins). Headers, index and configs are read and checked; weights are mapped and not read.
     ///
     /// A single file brings its folder's configs and side files along only when a `config.json` lies beside it.
     ///
@@ -84,18 +86,18 @@ impl Checkpoint {
         };
         let wanted = if layout::is_index(&name) {
             Wanted::Index(name)
-        } else if name.ends_with(".safetensors") {
+        } else if name.ends_with(".safetensors") || layout::is_gguf(&name) {
             Wanted::File(name)
         } else {
             let shown = source.display();
             let problem = if layout::is_weight_file(&name) {
                 let what = first_bytes(source).and_then(|b| super::safetensors::looks_like(&b));
                 let what = what.map(|w| format!(" ({w})")).unwrap_or_default();
-                Diagnostic::new("checkpoint", format!("{shown} is no safetensors file{what}"))
+                Diagnostic::new("checkpoint", format!("{shown} is no safetensors or GGUF file{what}"))
                     .help("start from the Hugging Face checkpoint of the model, with weights as safetensors")
             } else {
                 Diagnostic::new("checkpoint", format!("{shown} is no weight file"))
-                    .help("pass the model's folder, a .safetensors file, or a .safetensors.index.json file")
+                    .help("pass the model's folder, a .safetensors or .gguf file, or a .safetensors.index.json file")
             };
             return Err(Failure::one(
                 FailureKind::Refused,
@@ -157,18 +159,32 @@ impl Checkpoint {
         }
         let has_configs =
             !matches!(wanted, Wanted::File(_)) || top.binary_search(&"config.json").is_ok();
-        let json = if has_configs { reader.configs(&top) } else { Vec::new() };
+        let mut json = if has_configs { reader.configs(&top) } else { Vec::new() };
         let snapshots = listed.iter().any(|l| l.name == "snapshots" && l.kind == Kind::Folder);
         let (shard_names, index) = reader.shard_names(&wanted, &top, snapshots);
-        let (shards, headers) = reader.shards(&shard_names);
+        let is_gguf = shard_names.iter().any(|name| layout::is_gguf(name));
+        let opened = if is_gguf { gguf::open(&mut reader, &shard_names) } else { None };
+        let (shards, headers, gguf) = match opened {
+            Some(gguf::Opened { shards, tensors, places, packed, with, gguf }) => {
+                (shards, BTreeMap::new(), Some((tensors, places, packed, with, gguf)))
+            }
+            None if is_gguf => Default::default(),
+            None => {
+                let (shards, headers) = reader.shards(&shard_names);
+                (shards, headers, None)
+            }
+        };
         index::cross_check(
             index.as_ref().map(|(index, file)| (index, file.as_str())),
             &headers,
             &mut reader.problems,
         );
         reader.note_ignored(&top, &shard_names, index.as_ref().map(|(_, file)| file.as_str()));
-        let (side_files, left_out, mut files) =
+        let (mut side_files, mut left_out, mut files) =
             if has_configs { reader.side_files(&listed) } else { Default::default() };
+        if let Some((.., gguf)) = &gguf {
+            replace_configs(gguf, &mut json, &mut side_files, &mut left_out, &mut files);
+        }
         if let Some((_, name)) = &index
             && let Some(found) = reader.find(name)
         {
@@ -182,12 +198,24 @@ impl Checkpoint {
         files.sort_by(|a, b| a.path.cmp(&b.path));
         files.dedup_by(|a, b| a.path == b.path);
 
-        let (mut tensors, places) = join(&shards, headers);
-        let config = json.iter().find(|file: &&JsonFile| file.path == "config.json");
-        let of_tools = |name: &&str| json.iter().find(|file| file.path == **name).cloned();
-        let quant_configs: Vec<JsonFile> = QUANT_CONFIGS.iter().filter_map(of_tools).collect();
-        let quantization = quantized::read(config, &quant_configs, &mut tensors, &places, &shards);
+        let (tensors, places, quantization, gguf) = match gguf {
+            Some((tensors, places, packed, with, gguf)) => {
+                let quantization = with.map(|with| Quantization::of_blocks(with, packed));
+                (tensors, places, quantization, Some(gguf))
+            }
+            None => {
+                let (mut tensors, places) = join(&shards, headers);
+                let config = json.iter().find(|file: &&JsonFile| file.path == "config.json");
+                let of_tools = |name: &&str| json.iter().find(|file| file.path == **name).cloned();
+                let quant_configs: Vec<JsonFile> =
+                    QUANT_CONFIGS.iter().filter_map(of_tools).collect();
+                let quantization =
+                    quantized::read(config, &quant_configs, &mut tensors, &places, &shards);
+                (tensors, places, quantization, None)
+            }
+        };
         let display_name = match &wanted {
+            Wanted::File(file) if layout::is_gguf(file) => layout::stem_of_gguf(file).to_owned(),
             Wanted::File(file) if !has_configs => {
                 file.strip_suffix(".safetensors").unwrap_or(file).to_owned()
             }
@@ -202,6 +230,7 @@ impl Checkpoint {
             tensors,
             places,
             quantization,
+            gguf,
             json,
             has_configs,
             side_files,
@@ -270,6 +299,33 @@ impl Checkpoint {
     /// `tokenizer_config.json`.
     pub fn tokenizer_config(&self) -> Option<&JsonFile> {
         self.json("tokenizer_config.json")
+    }
+
+    /// What a GGUF file says beside its tensors; `None` for safetensors.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        self.gguf.as_ref()
+    }
+
+    /// What an artifact made of the checkpoint has to tell about its origin: which files are made of a GGUF file's
+    /// metadata, and what of them is not stored.
+    pub fn origin_notes(&self) -> Vec<String> {
+        let Some(gguf) = &self.gguf else { return Vec::new() };
+        let made: Vec<&str> = gguf.made().keys().map(String::as_str).collect();
+        let mut notes = Vec::new();
+        if !made.is_empty() {
+            let s = if made.len() == 1 { "is" } else { "are" };
+            notes.push(format!("{} {s} made of the GGUF file's metadata", diag::list(&made, 9)));
+        }
+        let stored = |name: &str| self.side_files.iter().any(|f| f.path == name);
+        if let Some((kind, tokens)) =
+            gguf.tokenizer().filter(|_| !tokenizer::TOKENIZER_FILES.iter().any(|n| stored(n)))
+        {
+            let tokens = diag::count(*tokens);
+            notes.push(format!(
+                "the tokenizer in its metadata ({kind}, {tokens} tokens) is not stored"
+            ));
+        }
+        notes
     }
 
     /// Whether the weights are quantized already, by config or by the names of tensors.
@@ -376,8 +432,16 @@ impl Checkpoint {
         };
         let files = tokenizer::TOKENIZER_FILES.iter().filter(|name| present(name));
         report.files = files.map(|name| (*name).to_owned()).collect();
+        let made = self.gguf.iter().flat_map(|gguf| gguf.made());
+        let made = made.filter(|(name, _)| tokenizer::TOKENIZER_FILES.contains(&name.as_str()));
+        report.files.extend(made.clone().map(|(name, _)| name.clone()));
+        if let Some((gguf, (kind, tokens))) =
+            self.gguf.as_ref().and_then(|gguf| Some((gguf, gguf.tokenizer()?)))
+        {
+            gguf_tokenizer(gguf.shown(), kind, *tokens, rows, &mut report);
+        }
         if report.files.is_empty() {
-            if required {
+            if required && self.gguf.as_ref().is_none_or(|gguf| gguf.tokenizer().is_none()) {
                 report
                     .problems
                     .push(tokenizer::none_found(&self.folder.shown().display().to_string()));
@@ -391,6 +455,13 @@ impl Checkpoint {
         } else {
             &["vocab.json", "vocab.txt", "added_tokens.json"]
         };
+        for (name, bytes) in made.clone() {
+            if let Err(reason) = ids.read(name, bytes) {
+                let shown = self.gguf.as_ref().map_or("", Gguf::shown);
+                let what = format!("{shown}: `tokenizer.huggingface.json`: {reason}");
+                report.problems.push(Diagnostic::new("tokenizer", what));
+            }
+        }
         for name in sources.iter().filter(|name| present(name)) {
             let read = self.folder.read(name, tokenizer::MAX_TOKENIZER_BYTES);
             let problem = match read {
@@ -419,7 +490,11 @@ impl Checkpoint {
     pub fn source(&self, weight: &Weight) -> io::Result<Box<dyn TensorSource + '_>> {
         if !weight.parts.iter().any(|part| self.packed(part).is_some()) {
             let runs = self.runs(weight)?;
-            return Ok(Box::new(Assembled::new(weight, &self.shards, runs)?));
+            let assembled = Assembled::new(weight, &self.shards, runs)?;
+            return Ok(match self.less_one(weight) {
+                true => Box::new(LessOne(assembled)),
+                false => Box::new(assembled),
+            });
         }
         let mut sources: Vec<(u64, Box<dyn TensorSource + '_>)> = Vec::new();
         for part in &weight.parts {
@@ -448,6 +523,12 @@ impl Checkpoint {
         Ok(Box::new(Joined::new(weight, sources)?))
     }
 
+    /// Whether 1 was added to the values of the weight's tensors.
+    fn less_one(&self, weight: &Weight) -> bool {
+        let place = |part: &Part| self.places.get(&part.tensor);
+        weight.parts.iter().filter_map(place).any(|place| place.change == Change::PlusOne)
+    }
+
     fn runs(&self, weight: &Weight) -> io::Result<Vec<parts::Run>> {
         parts::runs(weight, |name| {
             let (info, place) = (self.tensors.get(name)?, self.places.get(name)?);
@@ -459,6 +540,9 @@ impl Checkpoint {
     /// pages stop counting as this process's memory. Reading them again stays correct. Does nothing for a weight that
     /// does not fit the checkpoint.
     pub fn release(&self, weight: &Weight, rows: Range<u64>) {
+        if weight.stored.is_some() {
+            return self.release_packed(weight, rows);
+        }
         let Ok(runs) = self.runs(weight) else { return };
         let Some((all, cols)) = weight.shape.matrix() else { return };
         let Some(row_bytes) = weight.dtype.bytes().and_then(|width| cols.checked_mul(width)) else {
@@ -466,17 +550,55 @@ impl Checkpoint {
         };
         let (start, end) = (rows.start.min(all), rows.end.min(all));
         if start < end {
+            let mut last: Option<(usize, Range<u64>)> = None;
             for (shard, range) in parts::covering(&runs, start * row_bytes..end * row_bytes) {
-                if let Some(shard) = self.shards.get(shard) {
-                    shard.release(range);
-                }
+                // Rows in another order are short runs that lie close together: only what they span holds whole pages.
+                last = match last {
+                    Some((of, span)) if of == shard && range.start < span.end + row_bytes * 256 => {
+                        Some((of, span.start.min(range.start)..span.end.max(range.end)))
+                    }
+                    other => {
+                        self.release_range(other);
+                        Some((shard, range))
+                    }
+                };
             }
+            self.release_range(last);
+        }
+    }
+
+    fn release_range(&self, range: Option<(usize, Range<u64>)>) {
+        if let Some((shard, range)) = range
+            && let Some(shard) = self.shards.get(shard)
+        {
+            shard.release(range);
+        }
+    }
+
+    /// As [`Checkpoint::release`], of a weight in ggml's blocks; other quantized weights lie in several places.
+    fn release_packed(&self, weight: &Weight, rows: Range<u64>) {
+        let mut first = 0u64;
+        for part in &weight.parts {
+            let Some(packed) = self.packed(part) else { return };
+            let Some(own) = Checkpoint::packed_rows(packed, part) else { return };
+            let count = own.end - own.start;
+            let (start, end) = (rows.start.max(first), rows.end.min(first.saturating_add(count)));
+            if start < end {
+                let within = own.start + (start - first)..own.start + (end - first);
+                self.release_range(packed.bytes_of_rows(within));
+            }
+            first = first.saturating_add(count);
         }
     }
 
     /// The files that go into the artifact byte for byte, in byte order of paths.
     pub fn side_files(&self) -> &[SideFile] {
         &self.side_files
+    }
+
+    /// The bytes of a side file that is made of a GGUF file's metadata, and is no file of the source.
+    pub fn made_file(&self, path: &str) -> Option<&[u8]> {
+        self.gguf.as_ref()?.made().get(path).map(Vec::as_slice)
     }
 
     /// The files of the folder that do not go into the artifact, with the reason, in byte order of paths.
@@ -489,6 +611,9 @@ impl Checkpoint {
     /// # Errors
     /// Failed (1) when the system refuses it or its length changed since the opening.
     pub fn read_side_file(&self, file: &SideFile) -> Result<Vec<u8>> {
+        if let Some(made) = self.gguf.as_ref().and_then(|gguf| gguf.made().get(&file.path)) {
+            return Ok(made.clone());
+        }
         let known = self.files.binary_search_by(|f| f.path.cmp(&file.path));
         let found = known.ok().and_then(|at| self.files.get(at)).ok_or_else(|| {
             Failure::plain(
@@ -533,6 +658,63 @@ impl Checkpoint {
     }
 }
 
+/// Puts the files made of a GGUF file's metadata in the place of those of its folder.
+fn replace_configs(
+    gguf: &Gguf,
+    json: &mut Vec<JsonFile>,
+    side_files: &mut Vec<SideFile>,
+    left_out: &mut Vec<LeftOut>,
+    files: &mut Vec<SourceFile>,
+) {
+    const REASON: &str = "the GGUF file's own metadata say it";
+    // Preprocessors belong to encoders that the file does not hold.
+    let used = ["generation_config.json", "tokenizer_config.json"];
+    json.retain(|file| used.contains(&file.path.as_str()));
+    json.extend(gguf.config().cloned());
+    for side in side_files.iter() {
+        if gguf.made().contains_key(&side.path) || side.path == "config.json" {
+            left_out.push(LeftOut { path: side.path.clone(), reason: REASON });
+        }
+    }
+    let stays = |path: &str| !gguf.made().contains_key(path) && path != "config.json";
+    side_files.retain(|side| stays(&side.path));
+    files.retain(|file| stays(&file.path));
+    let made = gguf.made().iter();
+    side_files.extend(made.map(|(path, b)| SideFile { path: path.clone(), bytes: b.len() as u64 }));
+    side_files.sort_by(|a, b| a.path.cmp(&b.path));
+    left_out.sort_by(|a, b| a.path.cmp(&b.path));
+}
+
+/// Reports on the tokenizer in a GGUF file's metadata, which an artifact has no place for.
+fn gguf_tokenizer(
+    shown: &str,
+    kind: &str,
+    tokens: u64,
+    rows: Option<u64>,
+    report: &mut TokenizerReport,
+) {
+    if let Some(rows) = rows.filter(|rows| tokens > *rows) {
+        report.problems.push(Diagnostic::new(
+            "tokenizer",
+            format!(
+                "{shown}: `tokenizer.ggml.tokens` has {} tokens; the embedding has {} rows",
+                diag::count(tokens),
+                diag::count(rows)
+            ),
+        ));
+    }
+    if report.files.is_empty() {
+        let what = format!(
+            "{shown}: its tokenizer ({}, {} tokens) is not stored; an artifact holds tokenizer files",
+            kind.escape_debug(),
+            diag::count(tokens)
+        );
+        report.notes.push(Diagnostic::new("tokenizer", what).help(
+            "with the original model's tokenizer files and config.json beside the GGUF file, they go into the artifact",
+        ));
+    }
+}
+
 #[cfg(unix)]
 fn same_inode(a: &Path, b: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -557,7 +739,8 @@ fn join(
     for (number, shard) in shards.iter().enumerate() {
         let Some(header) = headers.remove(&shard.path) else { continue };
         for (name, entry) in header.tensors {
-            let place = Place { shard: number, begin: entry.begin, end: entry.end };
+            let change = Change::None;
+            let place = Place { shard: number, begin: entry.begin, end: entry.end, change };
             places.insert(name.clone(), place);
             tensors.insert(name, entry.info);
         }
@@ -590,7 +773,7 @@ fn no_such_source(source: &Path) -> Failure {
     let near = diag::nearest(&wanted, names.iter().map(String::as_str));
     let problem = Diagnostic::new("checkpoint", format!("{} does not exist", source.display()));
     let problem = if near.is_empty() {
-        problem.help("a source is a folder, a .safetensors file, an index file, or a hub id ORG/NAME[@REVISION]")
+        problem.help("a source is a folder, a .safetensors or .gguf file, an index file, or a hub id ORG/NAME[@REVISION]")
     } else {
         problem.help(format!("there is {}", diag::list(&near, 3)))
     };

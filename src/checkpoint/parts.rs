@@ -17,6 +17,51 @@ pub(super) struct Place {
     pub begin: u64,
     /// First byte after the tensor.
     pub end: u64,
+    /// What a converter did to it, which reading undoes.
+    pub change: Change,
+}
+
+/// What a converter did to the tensor of the original checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Change {
+    /// Nothing.
+    #[default]
+    None,
+    /// llama.cpp's order of query and key rows. Rotary embedding turns pairs of rows of a head: rows `i` and
+    /// `i + half` in Hugging Face's weights, neighbours `2i` and `2i + 1` here.
+    Pairs {
+        /// Heads that the rows are divided into.
+        heads: u64,
+    },
+    /// 1 was added to every f32 value: llama.cpp stores Gemma's norms as the factors that they stand for.
+    PlusOne,
+}
+
+impl Place {
+    /// Where row `r` of `rows` lies among the stored rows.
+    pub fn stored_row(&self, r: u64, rows: u64) -> u64 {
+        match self.change {
+            Change::Pairs { heads } => {
+                let head = rows.checked_div(heads).unwrap_or(0);
+                let half = head / 2;
+                let (Some(within), true) = (r.checked_rem(head), half > 0) else { return r };
+                r - within + 2 * (within % half) + within / half
+            }
+            Change::None | Change::PlusOne => r,
+        }
+    }
+
+    /// The fewest whole heads whose rows hold the rows `range` of `rows`; the range itself where rows are in order.
+    pub fn stored_range(&self, range: Range<u64>, rows: u64) -> Range<u64> {
+        match self.change {
+            Change::Pairs { heads } => {
+                let head = rows.checked_div(heads).unwrap_or(0).max(1);
+                let end = range.end.div_ceil(head).saturating_mul(head).min(rows);
+                range.start / head * head..end
+            }
+            Change::None | Change::PlusOne => range,
+        }
+    }
 }
 
 /// A run of bytes of one file.
@@ -100,16 +145,25 @@ pub(super) fn runs<'c>(
                 part.tensor
             )));
         }
-        let bytes = file.end - file.start;
-        match runs.last_mut() {
-            Some(last) if last.shard == place.shard && last.file.end == file.start => {
-                last.file.end = file.end
+        // Rows in another order are runs of their own.
+        let rows = match place.change {
+            Change::Pairs { .. } => shape.extents().first().copied().unwrap_or(1).max(1),
+            Change::None | Change::PlusOne => 1,
+        };
+        let bytes = (file.end - file.start) / rows;
+        for r in 0..rows {
+            let begin = file.start + place.stored_row(r, rows) * bytes;
+            let file = begin..begin + bytes;
+            match runs.last_mut() {
+                Some(last) if last.shard == place.shard && last.file.end == file.start => {
+                    last.file.end = file.end
+                }
+                _ => runs.push(Run { shard: place.shard, file, at }),
             }
-            _ => runs.push(Run { shard: place.shard, file, at }),
+            at = at
+                .checked_add(bytes)
+                .ok_or_else(|| wrong("its parts exceed 64 bits of size".to_owned()))?;
         }
-        at = at
-            .checked_add(bytes)
-            .ok_or_else(|| wrong("its parts exceed 64 bits of size".to_owned()))?;
     }
     if at != total {
         return Err(wrong(format!(
@@ -227,6 +281,26 @@ impl TensorSource for Assembled<'_> {
     }
 }
 
+/// The f32 values of a source, each less 1.
+#[derive(Debug)]
+pub(super) struct LessOne<'a>(pub Assembled<'a>);
+
+impl TensorSource for LessOne<'_> {
+    fn dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn shape(&self) -> &Shape {
+        self.0.shape()
+    }
+
+    fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
+        let stored = self.0.rows(range)?;
+        let less = |b: &[u8; 4]| (f32::from_le_bytes(*b) - 1.0).to_le_bytes();
+        Ok(Cow::Owned(stored.as_chunks::<4>().0.iter().flat_map(less).collect()))
+    }
+}
+
 /// Sources one below the other: parts of a weight of which some are quantized.
 pub(super) struct Joined<'a> {
     dtype: DType,
@@ -311,5 +385,23 @@ impl TensorSource for Joined<'_> {
             }
         }
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_head_go_from_neighbours_to_halves() {
+        let place = Place { shard: 0, begin: 0, end: 0, change: Change::Pairs { heads: 2 } };
+        let order: Vec<u64> = (0..8).map(|r| place.stored_row(r, 8)).collect();
+        // Hugging Face's rows 0 1 | 2 3 of a head of four are llama.cpp's 0 2 | 1 3.
+        assert_eq!(order, [0, 2, 1, 3, 4, 6, 5, 7]);
+        assert_eq!(place.stored_range(1..2, 8), 0..4);
+        assert_eq!(place.stored_range(3..5, 8), 0..8);
+        let plain = Place { change: Change::None, ..place };
+        assert_eq!(plain.stored_row(5, 8), 5);
+        assert_eq!(plain.stored_range(1..2, 8), 1..2);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::digest::SourceFile;
 use super::folder::{Folder, Found, Kind, Listed, Trouble};
+use super::gguf;
 use super::index::{Index, MAX_INDEX_BYTES};
 use super::json::{JsonFile, MAX_CONFIG_BYTES};
 use super::layout::{self, Layout};
@@ -135,6 +136,7 @@ impl Reader {
         snapshots: bool,
     ) -> (Vec<String>, Option<(Index, String)>) {
         let index = match wanted {
+            Wanted::File(file) if layout::is_gguf(file) => return (gguf::series(file), None),
             Wanted::File(file) => return (vec![file.clone()], None),
             Wanted::Index(index) => index.clone(),
             Wanted::Folder => {

@@ -21,7 +21,7 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    /// Maps a file and reads its header.
+    /// Maps a safetensors file and reads its header.
     ///
     /// # Errors
     /// Every fault of the header.
@@ -31,11 +31,8 @@ impl Shard {
         found: Found,
     ) -> Result<(Shard, Header), Vec<Diagnostic>> {
         let shown = folder.show(path);
-        if let Some(pointer) = folder.lfs_pointer(path, &found).map_err(|e| vec![e])? {
-            return Err(vec![pointer]);
-        }
-        let map = map_file(&found).map_err(|e| vec![folder.io("map", path, &e)])?;
-        let header = safetensors::read_header(&map).map_err(|faults| {
+        let shard = Shard::map(folder, path, found).map_err(|e| vec![e])?;
+        let header = safetensors::read_header(&shard.map).map_err(|faults| {
             let diagnostic = |fault: &safetensors::Fault| {
                 let problem = Diagnostic::new("checkpoint", format!("{shown}: {fault}"));
                 match fault.help() {
@@ -45,10 +42,27 @@ impl Shard {
             };
             faults.iter().map(diagnostic).collect::<Vec<_>>()
         })?;
+        Ok((shard, header))
+    }
+
+    /// Maps a file, whatever it holds.
+    ///
+    /// # Errors
+    /// A Git LFS pointer in its stead, or the system's refusal.
+    pub fn map(folder: &Folder, path: &str, found: Found) -> Result<Shard, Diagnostic> {
+        if let Some(pointer) = folder.lfs_pointer(path, &found)? {
+            return Err(pointer);
+        }
+        let map = map_file(&found).map_err(|e| folder.io("map", path, &e))?;
         // Weights are read front to back, in large pieces.
         #[cfg(unix)]
         let _ = map.advise(memmap2::Advice::Sequential);
-        Ok((Shard { path: path.to_owned(), found, map }, header))
+        Ok(Shard { path: path.to_owned(), found, map })
+    }
+
+    /// All its bytes.
+    pub fn all(&self) -> &[u8] {
+        &self.map
     }
 
     /// The bytes of a range; `None` outside the file.

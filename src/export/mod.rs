@@ -18,6 +18,7 @@ use std::path::Path;
 
 use crate::artifact::manifest::{Manifest, WeightRecord};
 use crate::artifact::{Artifact, Weights, layout as names};
+use crate::checkpoint::gguf_original_name;
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result, list};
 use crate::model::DRAFT_PREFIX;
 use crate::recipe::Recipe;
@@ -138,7 +139,27 @@ fn read_manifest(artifact: &Artifact) -> Result<Manifest> {
     let entry = artifact
         .find(names::MANIFEST_ENTRY)
         .ok_or_else(|| refused("the file has no manifest".to_owned()))?;
-    Manifest::parse(entry.plane(0)).map_err(|e| refused(format!("the manifest: {e}")))
+    let mut manifest =
+        Manifest::parse(entry.plane(0)).map_err(|e| refused(format!("the manifest: {e}")))?;
+    if manifest.source.files.iter().any(|file| file.path.ends_with(".gguf")) {
+        original_names(&mut manifest);
+    }
+    Ok(manifest)
+}
+
+/// Gives the tensors of a GGUF file the names that they had before, which the folder's readers look for. Rows and
+/// values are the original ones already.
+fn original_names(manifest: &mut Manifest) {
+    let model_type = &manifest.model.model_type;
+    for part in manifest.weights.iter_mut().flat_map(|weight| &mut weight.from) {
+        if let Some((name, single)) = gguf_original_name(model_type, &part.tensor, part.index) {
+            part.tensor = name;
+            if single {
+                part.index = None;
+                part.shape.drain(..1.min(part.shape.len()));
+            }
+        }
+    }
 }
 
 /// The tensors of the folder and what its configuration has to say about them.

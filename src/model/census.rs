@@ -42,6 +42,8 @@ struct Missing {
 
 pub(super) struct Census<'a> {
     tensors: &'a BTreeMap<String, TensorInfo>,
+    /// How messages call a tensor.
+    shown: &'a dyn Fn(&str) -> String,
     claimed: BTreeSet<&'a str>,
     table: WeightTable,
     missing: Vec<Missing>,
@@ -53,9 +55,14 @@ pub(super) struct Census<'a> {
 }
 
 impl<'a> Census<'a> {
-    pub(super) fn new(tensors: &'a BTreeMap<String, TensorInfo>) -> Census<'a> {
+    /// A census of these tensors. `shown` gives the name by which the user knows a tensor.
+    pub(super) fn new(
+        tensors: &'a BTreeMap<String, TensorInfo>,
+        shown: &'a dyn Fn(&str) -> String,
+    ) -> Census<'a> {
         Census {
             tensors,
+            shown,
             claimed: BTreeSet::new(),
             table: WeightTable::default(),
             missing: Vec::new(),
@@ -141,8 +148,9 @@ impl<'a> Census<'a> {
             let mut problem = Diagnostic::new(
                 "tensors",
                 format!(
-                    "`{key}` is {}, the tensors under `{prefix}` hold {}",
+                    "`{key}` is {}, the tensors under `{}` hold {}",
                     count(expected),
+                    (self.shown)(prefix),
                     count(present.len() as u64)
                 ),
             );
@@ -152,7 +160,8 @@ impl<'a> Census<'a> {
             if !extra.is_empty() {
                 let names: Vec<&str> =
                     extra.iter().filter_map(|n| present.get(n)).flatten().copied().collect();
-                problem = problem.help(format!("unclaimed: {}", collapse(&names).join(", "))).help(
+                let shown = collapse(&self.shown(names.iter().copied()));
+                problem = problem.help(format!("unclaimed: {}", shown.join(", "))).help(
                     "a next-token or draft layer counts apart: drop it, or give the full count",
                 );
                 self.claimed.extend(names);
@@ -160,6 +169,14 @@ impl<'a> Census<'a> {
             self.problems.push(problem);
         }
         present.into_keys().filter(|&n| n < expected).collect()
+    }
+
+    /// Names as the user knows them, each once.
+    fn shown<'n>(&self, names: impl Iterator<Item = &'n str>) -> Vec<String> {
+        let mut shown: Vec<String> = names.map(self.shown).collect();
+        shown.sort();
+        shown.dedup();
+        shown
     }
 
     /// `FROM.weight` as `TO.weight`.
@@ -402,6 +419,11 @@ impl<'a> Census<'a> {
                 None => Some(name.as_str()),
             })
             .collect();
+        let unclaimed = self.shown(unclaimed.into_iter());
+        let unclaimed: Vec<&str> = unclaimed.iter().map(String::as_str).collect();
+        for missing in &mut self.missing {
+            missing.name = (self.shown)(&missing.name);
+        }
         self.report_missing(&unclaimed);
         self.report_wrong();
         if !self.lost {
@@ -421,7 +443,11 @@ impl<'a> Census<'a> {
         }
         let mut groups: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for m in self.missing.iter().filter(|m| m.help.is_none()) {
-            groups.entry(&m.expected).or_default().push(&m.name);
+            let names = groups.entry(&m.expected).or_default();
+            // Parts of one tensor of the file are missing together.
+            if names.last() != Some(&m.name.as_str()) {
+                names.push(&m.name);
+            }
         }
         let mut suggestions = 0;
         for (expected, names) in groups {
@@ -446,7 +472,7 @@ impl<'a> Census<'a> {
             groups.entry(what).or_default().push(name);
         }
         for (what, names) in groups {
-            for shown in collapse(&names) {
+            for shown in collapse(&self.shown(names.into_iter())) {
                 self.problems.push(Diagnostic::new("tensors", format!("`{shown}` {what}")));
             }
         }

@@ -99,8 +99,21 @@ pub fn read(
     config_text: Option<&Arc<SourceText>>,
     tensors: &BTreeMap<String, TensorInfo>,
 ) -> diag::Result<Model> {
+    read_as(config, config_text, tensors, &str::to_owned)
+}
+
+/// As [`read`], for a checkpoint whose user knows the tensors by other names: `shown` gives them for messages.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_as(
+    config: &Value,
+    config_text: Option<&Arc<SourceText>>,
+    tensors: &BTreeMap<String, TensorInfo>,
+    shown: &dyn Fn(&str) -> String,
+) -> diag::Result<Model> {
     let (spec, family) = spec_and_family(config, config_text)?;
-    let mut census = Census::new(tensors);
+    let mut census = Census::new(tensors, shown);
     (family.weights)(&spec, &mut census);
     let table = census.finish(family.name)?;
     Ok(Model { spec, table })

@@ -78,8 +78,8 @@ fn class(name: &str, info: &TensorInfo) -> Class {
         1 if lower.contains("norm") || lower.contains("ln_") || lower.contains(".ln") => {
             Class::Norm
         }
-        2 if lower.contains("embed") => Class::Embedding,
-        2 if lower.ends_with("lm_head.weight") => Class::LmHead,
+        2 if lower.contains("embed") || lower.contains("token_embd") => Class::Embedding,
+        2 if lower.ends_with("lm_head.weight") || lower == "output.weight" => Class::LmHead,
         2 if lower.ends_with(".weight") => Class::Linear,
         _ => Class::Other,
     }
@@ -89,7 +89,7 @@ fn class(name: &str, info: &TensorInfo) -> Class {
 fn layer(name: &str) -> i32 {
     let mut segments = name.split('.');
     while let Some(segment) = segments.next() {
-        if ["layers", "layer", "blocks", "h"].contains(&segment) {
+        if ["layers", "layer", "blocks", "blk", "h"].contains(&segment) {
             let number = segments.clone().next().unwrap_or("");
             if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) {
                 return number.parse().unwrap_or(-1);
@@ -169,5 +169,6 @@ mod tests {
         assert_eq!(layer("model.layers.99999999999.w"), -1);
         assert_eq!(layer("model.layers.x.h.4.w"), 4);
         assert_eq!(layer("layers"), -1);
+        assert_eq!(layer("blk.3.attn_q.weight"), 3);
     }
 }

@@ -371,6 +371,8 @@ pub(super) fn final_manifest(plan: &Plan, hashes: &[FileDigest]) -> manifest::Ma
     for (path, digest) in source.chain(side) {
         if let Some(found) = by_path.get(path.as_str()) {
             *digest = manifest::Sha256Hex(*found);
+        } else if let Some(made) = plan.sources.main.made_file(path) {
+            *digest = manifest::Sha256Hex(digests::sha256([made]));
         }
     }
     out

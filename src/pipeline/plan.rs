@@ -147,6 +147,9 @@ fn understand(sources: &Sources, weights_only: bool) -> Result<Understood> {
         return Ok(Understood { spec: None, draft: None, table });
     }
     let Some(config) = config else {
+        if let Some(gguf) = checkpoint.gguf() {
+            gguf.model(checkpoint.tensors())?;
+        }
         let problem = Diagnostic::new(
             "config",
             "the source has no config.json, which says what the tensors mean",
@@ -159,7 +162,10 @@ fn understand(sources: &Sources, weights_only: bool) -> Result<Understood> {
             problem,
         ));
     };
-    let mut model = model::read(&config.value, Some(&config.text), checkpoint.tensors())?;
+    let mut model = match checkpoint.gguf() {
+        Some(gguf) => gguf.model(checkpoint.tensors())?,
+        None => model::read(&config.value, Some(&config.text), checkpoint.tensors())?,
+    };
     let mut draft_spec = None;
     if let Some(draft) = &sources.draft {
         let (spec, table) = understand_draft(draft, &model.spec)?;
@@ -172,6 +178,12 @@ fn understand(sources: &Sources, weights_only: bool) -> Result<Understood> {
 /// The weights of a draft model that fits its target, and what it is.
 fn understand_draft(draft: &Checkpoint, target: &ModelSpec) -> Result<(ModelSpec, WeightTable)> {
     let headline = "this draft model cannot be merged";
+    if draft.gguf().is_some() {
+        let what = "the draft model is a GGUF file; draft models are read as safetensors";
+        let problem = Diagnostic::new("draft", what)
+            .help("pass the folder of the assistant that was published with this model");
+        return Err(Failure::one(FailureKind::Refused, headline, problem));
+    }
     let Some(config) = draft.config() else {
         let problem = Diagnostic::new(
             "draft",
@@ -462,16 +474,13 @@ impl Parts<'_> {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.assignment
-            .tails
-            .iter()
-            .map(|t| {
-                format!(
-                    "{} weights of {} columns end in a short group of {} (group {})",
-                    t.weights, t.cols, t.tail, t.group
-                )
-            })
-            .collect()
+        let tails = self.assignment.tails.iter().map(|t| {
+            format!(
+                "{} weights of {} columns end in a short group of {} (group {})",
+                t.weights, t.cols, t.tail, t.group
+            )
+        });
+        tails.chain(self.sources.main.origin_notes()).collect()
     }
 }
 

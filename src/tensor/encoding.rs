@@ -20,6 +20,10 @@ pub mod role {
     pub const SCALE: &str = "scale";
     /// Second-level scale.
     pub const SCALE_1: &str = "scale.1";
+    /// Minimum, subtracted from the scaled code.
+    pub const MIN: &str = "min";
+    /// Scale of the minimum.
+    pub const MIN_1: &str = "min.1";
     /// Zero point, subtracted from the code.
     pub const ZERO: &str = "zero";
     /// Codebook of scalars, indexed by the code.

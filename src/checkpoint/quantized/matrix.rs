@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::ggml::{BlockPart, BlockType};
 use crate::checkpoint::parts::Place;
 use crate::num::{self, Element};
 use crate::tensor::DType;
@@ -33,6 +34,17 @@ pub(in crate::checkpoint) enum Layout {
     },
     /// Byte (r / 2, c) holds row r in its low nibble when r is even, else in its high one.
     RowPairs,
+    /// A row is a run of ggml's blocks, of which the matrix is one part; rows lie in the order of the tensor's place.
+    Blocks {
+        /// The format.
+        blocks: BlockType,
+        /// The part.
+        part: BlockPart,
+        /// Elements of that part in one block.
+        each: u64,
+        /// Blocks of one row.
+        count: u64,
+    },
 }
 
 /// Place of row j of eight in a word of AutoAWQ.
@@ -122,6 +134,19 @@ impl Matrix {
                 let shift = (r % 2) * 4;
                 for (out, byte) in out.iter_mut().zip(row) {
                     *out = u32::from(byte >> shift) & 15;
+                }
+            }
+            Layout::Blocks { blocks, part, each, count } => {
+                let size = blocks.extent().1;
+                let stride = count.checked_mul(size).ok_or_else(outside)?;
+                let start = self.place.stored_row(r, self.rows).checked_mul(stride);
+                let range = start.and_then(|s| Some((s, s.checked_add(stride)?)));
+                let (start, end) = range.ok_or_else(outside)?;
+                let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
+                let row = range.and_then(|(s, e)| bytes.get(s..e)).ok_or_else(outside)?;
+                let each = usize::try_from(each).map_err(|_| outside())?.max(1);
+                for (block, out) in row.chunks_exact(size as usize).zip(out.chunks_mut(each)) {
+                    blocks.read(part, block, out);
                 }
             }
         }

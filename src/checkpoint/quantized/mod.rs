@@ -11,6 +11,7 @@
 //! | `finder` | every tensor is used once, left out with a reason, or a problem |
 //! | `compressed_tensors`, `modelopt`, `fine_grained_fp8`, `gptq`, `awq`, `gpt_oss` | one format each |
 //! | `matrix` | codes or scales as they lie in a tensor |
+//! | `ggml` | the block formats of GGUF files (`checkpoint::gguf` finds them) |
 //! | `packed` | one weight: values and planes |
 
 mod awq;
@@ -18,6 +19,7 @@ mod claims;
 mod compressed_tensors;
 mod finder;
 mod fine_grained_fp8;
+mod ggml;
 mod gpt_oss;
 mod gptq;
 mod matrix;
@@ -36,6 +38,7 @@ use crate::tensor::TensorInfo;
 use claims::{Claims, SUPPORTED};
 use finder::{Finder, Found};
 
+pub use ggml::BlockType;
 pub(super) use packed::{Decoded, Kept, Packed};
 pub(super) use signs::QUANT_CONFIGS;
 pub use signs::QuantizedWith;
@@ -50,6 +53,13 @@ pub(super) struct Quantization {
     pub unused: Vec<(String, String)>,
     /// Why it is not read.
     pub refusal: Option<diag::Failure>,
+}
+
+impl Quantization {
+    /// The quantization of a GGUF file, whose weights name their format themselves.
+    pub fn of_blocks(with: QuantizedWith, packed: BTreeMap<String, Packed>) -> Quantization {
+        Quantization { with, packed, unused: Vec::new(), refusal: None }
+    }
 }
 
 /// Reads the quantization of a checkpoint, if it has any, and puts logical tensors in place of those that make up

@@ -2,7 +2,8 @@
 //!
 //! # Values
 //! In f32, in this order: code, minus zero point, times scale, times the second scale (`NVFP4` of compressed-tensors:
-//! times the quotient scale / divisor), times the input factor of its column. Weights whose first-level scales are
+//! times the quotient scale / divisor), minus the product of minimum and its scale (GGUF), times the input factor of
+//! its column. Weights whose first-level scales are
 //! bf16 have bf16 values, rounded once at the end (compressed-tensors computes in the type of the scales); all others
 //! have f32 values without a further rounding, so that rounding them to bf16 gives what their own tools load.
 
@@ -11,7 +12,9 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::matrix::{Matrix, Values};
+use super::ggml::{BlockPart, BlockPlane, BlockType};
+use super::matrix::{Layout, Matrix, Values};
+use crate::checkpoint::parts::Place;
 use crate::checkpoint::shard::Shard;
 use crate::num::{self, mini};
 use crate::tensor::{
@@ -29,6 +32,15 @@ pub(in crate::checkpoint) enum Second {
     Over(f32),
 }
 
+/// Numbers that each cover one row and a run of columns, several first-level blocks wide.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::checkpoint) struct Grid {
+    /// The numbers.
+    pub matrix: Matrix,
+    /// Columns that one covers.
+    pub cols: u64,
+}
+
 /// A quantized weight of a checkpoint.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::checkpoint) struct Packed {
@@ -42,8 +54,14 @@ pub(in crate::checkpoint) struct Packed {
     pub block: [u64; 2],
     /// Zero points, over the same blocks.
     pub zero: Option<Matrix>,
-    /// Second-level scale.
+    /// Second-level scale of the whole weight.
     pub second: Second,
+    /// Second-level scales of blocks.
+    pub coarse: Option<Grid>,
+    /// Subtrahends, over the blocks of the first-level scales.
+    pub min: Option<Matrix>,
+    /// Scales of the subtrahends.
+    pub coarse_min: Option<Grid>,
     /// Group of every column, where groups are not runs of neighbours.
     pub groups: Option<Arc<[u32]>>,
     /// Factor of every column (AWQ's smoothing of inputs), one row.
@@ -96,6 +114,53 @@ impl<'a> Reader<'a> {
 }
 
 impl Packed {
+    /// A tensor of ggml's blocks; `None` where its shape is no matrix of whole blocks.
+    pub fn ggml(blocks: BlockType, place: Place, shape: Shape) -> Option<Packed> {
+        let (rows, cols) = shape.matrix()?;
+        let (width, _) = blocks.extent();
+        let count = cols.is_multiple_of(width).then(|| cols / width)?;
+        let matrix = |plane: &BlockPlane| {
+            let each = width / plane.width;
+            Matrix {
+                place,
+                layout: Layout::Blocks { blocks, part: plane.part, each, count },
+                dtype: plane.dtype,
+                flip: plane.flip,
+                add: 0,
+                rows,
+                cols: each * count,
+            }
+        };
+        let planes = blocks.planes();
+        let find = |part| planes.iter().find(|p| p.part == part);
+        let grid = |part| find(part).map(|p| Grid { matrix: matrix(p), cols: p.width });
+        let scale = find(BlockPart::Scale)?;
+        Some(Packed {
+            info: TensorInfo { dtype: DType::F32, shape },
+            codes: matrix(find(BlockPart::Codes)?),
+            scale: matrix(scale),
+            block: [1, scale.width],
+            zero: None,
+            second: Second::None,
+            coarse: grid(BlockPart::Scale1),
+            min: find(BlockPart::Min).map(matrix),
+            coarse_min: grid(BlockPart::Min1),
+            groups: None,
+            input: None,
+            bytes: place.end - place.begin,
+        })
+    }
+
+    /// The file and the bytes that hold some rows of a tensor of ggml's blocks, or a few more; `None` for another.
+    pub fn bytes_of_rows(&self, rows: Range<u64>) -> Option<(usize, Range<u64>)> {
+        let Layout::Blocks { blocks, count, .. } = self.codes.layout else { return None };
+        let place = self.codes.place;
+        let stride = count.checked_mul(blocks.extent().1)?;
+        let rows = place.stored_range(rows, self.codes.rows);
+        let at = |row: u64| place.begin.checked_add(row.checked_mul(stride)?);
+        Some((place.shard, at(rows.start)?..at(rows.end)?.min(place.end)))
+    }
+
     /// Rows and columns of the logical matrix.
     pub fn extent(&self) -> (u64, u64) {
         (self.codes.rows, self.codes.cols)
@@ -107,7 +172,7 @@ impl Packed {
     }
 
     /// Decodes rows to little-endian bytes of the logical type.
-    fn decode(&self, shards: &[Shard], rows: Range<u64>) -> io::Result<Vec<u8>> {
+    fn decode<'s>(&'s self, shards: &'s [Shard], rows: Range<u64>) -> io::Result<Vec<u8>> {
         let cols = usize::try_from(self.codes.cols).map_err(io::Error::other)?;
         let width = self.info.dtype.bytes().unwrap_or(4) as usize;
         let count =
@@ -117,6 +182,10 @@ impl Packed {
         let mut codes = Reader::new(shards, &self.codes)?;
         let mut scales = Reader::new(shards, &self.scale)?;
         let mut zeros = self.zero.as_ref().map(|z| Reader::new(shards, z)).transpose()?;
+        let reader = |m: &'s Matrix| Reader::new(shards, m);
+        let mut coarse = self.coarse.as_ref().map(|g| reader(&g.matrix)).transpose()?;
+        let mut min = self.min.as_ref().map(reader).transpose()?;
+        let mut coarse_min = self.coarse_min.as_ref().map(|g| reader(&g.matrix)).transpose()?;
         let mut input = self.input.as_ref().map(|i| Reader::new(shards, i)).transpose()?;
         let input = input.as_mut().map(|i| i.row(0).map(<[f32]>::to_vec)).transpose()?;
         let run = match usize::try_from(self.block[1]) {
@@ -124,6 +193,7 @@ impl Packed {
             _ => cols.max(1),
         };
         let mut values = vec![0f32; cols];
+        let mut product = Vec::new();
         for r in rows {
             let at = self.grid_row(r);
             let scale = scales.row(at)?;
@@ -151,6 +221,20 @@ impl Packed {
                     }
                 }
             }
+            if let Some(coarse) = &mut coarse {
+                self.spread(&mut values, coarse.row(at)?, &self.coarse, |v, s| v * s);
+            }
+            if let Some(min) = &mut min {
+                product.clear();
+                product.resize(cols, 0.0);
+                for (columns, &m) in product.chunks_mut(run).zip(min.row(at)?) {
+                    columns.fill(m);
+                }
+                if let Some(coarse_min) = &mut coarse_min {
+                    self.spread(&mut product, coarse_min.row(at)?, &self.coarse_min, |m, s| m * s);
+                }
+                values.iter_mut().zip(&product).for_each(|(v, m)| *v -= m);
+            }
             if let Some(input) = &input {
                 values.iter_mut().zip(input).for_each(|(v, &f)| *v *= f);
             }
@@ -162,6 +246,20 @@ impl Packed {
             }
         }
         Ok(out)
+    }
+
+    /// Applies one number of a grid to the columns that it covers.
+    fn spread(
+        &self,
+        values: &mut [f32],
+        numbers: &[f32],
+        grid: &Option<Grid>,
+        apply: impl Fn(f32, f32) -> f32,
+    ) {
+        let cols = grid.as_ref().and_then(|g| usize::try_from(g.cols).ok()).unwrap_or(1).max(1);
+        for (columns, &n) in values.chunks_mut(cols).zip(numbers) {
+            columns.iter_mut().for_each(|v| *v = apply(*v, n));
+        }
     }
 
     /// The planes that hold its codes and scales unchanged.
@@ -178,6 +276,13 @@ impl Packed {
         }
         if self.second != Second::None {
             rest.push(PlaneSpec::tiled(role::SCALE_1, DType::F32, [0, 0]));
+        }
+        let grids = [(role::SCALE_1, &self.coarse), (role::MIN_1, &self.coarse_min)];
+        if let Some(min) = &self.min {
+            rest.push(PlaneSpec::tiled(role::MIN, min.dtype, self.block));
+        }
+        for (role, grid) in grids.iter().filter_map(|(role, g)| Some((role, g.as_ref()?))) {
+            rest.push(PlaneSpec::tiled(role, grid.matrix.dtype, [1, grid.cols]));
         }
         if !self.second().is_normal() {
             return Err("its global scale has no f32 reciprocal".to_owned());
@@ -232,6 +337,13 @@ impl Packed {
             role::CODES => &self.codes,
             role::SCALE => &self.scale,
             role::ZERO => self.zero.as_ref().ok_or_else(|| invalid("no zero points"))?,
+            role::MIN => self.min.as_ref().ok_or_else(|| invalid("no minima"))?,
+            role::MIN_1 => {
+                &self.coarse_min.as_ref().ok_or_else(|| invalid("no scales of minima"))?.matrix
+            }
+            role::SCALE_1 if self.coarse.is_some() => {
+                &self.coarse.as_ref().ok_or_else(|| invalid("no scales of scales"))?.matrix
+            }
             role::SCALE_1 => {
                 return Ok(Cow::Owned(self.second().to_le_bytes().to_vec()));
             }
