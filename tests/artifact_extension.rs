@@ -101,6 +101,7 @@ fn sample() -> Sample {
         },
         devices: 1,
         device_weights: Vec::new(),
+        graphs: None,
         encodings: vec![
             summary("int8-g128", "i8*bf16[1x128]", 800, 816),
             summary("keep", "bf16", 512, 1024),

@@ -1,5 +1,6 @@
 //! Every small model compiles, for every number of devices that its heads allow, into programs that verify.
 
+#[allow(dead_code)] // every test file uses a part of it
 #[path = "model_support/mod.rs"]
 mod models;
 

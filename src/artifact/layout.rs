@@ -129,6 +129,10 @@ pub const DIGESTS_ENTRY: &str = "radpack/digests";
 pub const ERRORS_ENTRY: &str = "radpack/errors";
 /// Who holds which piece of which weight, in files for several devices.
 pub const PARTITION_ENTRY: &str = "radpack/partition";
+/// What the programs share: cache tensors, weights, types, and the programs' names.
+pub const GRAPHS_ENTRY: &str = "radpack/graphs";
+/// Prefix of the entries that hold one program each.
+pub const GRAPH_PREFIX: &str = "radpack/graph/";
 /// Side files: this prefix, then the relative path.
 pub const FILE_PREFIX: &str = "radpack/file/";
 /// Metadata key of the root digest.
@@ -160,6 +164,8 @@ mod tests {
                 DIGESTS_ENTRY,
                 ERRORS_ENTRY,
                 PARTITION_ENTRY,
+                GRAPHS_ENTRY,
+                GRAPH_PREFIX,
                 FILE_PREFIX,
                 DIGEST_KEY,
                 FORMAT_KEY
@@ -169,6 +175,8 @@ mod tests {
                 "radpack/digests",
                 "radpack/errors",
                 "radpack/partition",
+                "radpack/graphs",
+                "radpack/graph/",
                 "radpack/file/",
                 "radpack.digest",
                 "radpack.format"

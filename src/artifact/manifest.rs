@@ -82,6 +82,9 @@ pub struct Manifest {
     /// Bytes of weights on every device, in the order of their numbers; absent for one device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_weights: Vec<DeviceSummary>,
+    /// What the model was compiled to; none for files without programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs: Option<GraphSummary>,
     /// Weights summed by encoding.
     pub encodings: Vec<EncodingSummary>,
     /// Every logical weight, in directory order.
@@ -94,7 +97,79 @@ pub struct Manifest {
     pub notes: Vec<String>,
 }
 
-/// A program.
+/// The programs of a file and the sizes that they were compiled for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GraphSummary {
+    /// Target profile; none for a file that is for no target in particular.
+    #[serde(default)]
+    pub target: Option<String>,
+    /// What prompts may hold: `text`, `image`, `video`.
+    pub takes: Vec<String>,
+    /// Longest sequence, in cache slots.
+    pub max_seq_len: u64,
+    /// Sequences that are served together.
+    pub batch_size: u64,
+    /// Decode programs, largest first.
+    pub decoder_batch_sizes: Vec<u64>,
+    /// Tokens of a prefill call.
+    pub prefill_chunk_size: u64,
+    /// Image prefill programs, largest first.
+    pub image_prefill_chunk_size: Vec<u64>,
+    /// Soft tokens of an image, one vision program each, largest first.
+    pub max_soft_tokens: Vec<u64>,
+    /// The cache.
+    pub kv: KvSummary,
+    /// Element type of activations at the programs' interface.
+    pub activations: String,
+    /// Whether the host looks token embeddings up.
+    pub host_embeddings: bool,
+    /// Devices that run the image encoder.
+    pub vision_devices: Vec<u32>,
+    /// The programs, in order.
+    pub programs: Vec<ProgramSummary>,
+}
+
+/// The cache of one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct KvSummary {
+    /// Element type.
+    pub dtype: String,
+    /// Tokens of a block.
+    pub block_tokens: u64,
+    /// Bytes of one block, over all layers that see every token, keys and values.
+    pub block_bytes: u64,
+    /// Bytes of the rings of all layers with a window, for all sequences.
+    pub window_bytes: u64,
+    /// Blocks that all sequences need at full length.
+    pub full_blocks: u64,
+    /// Fewest blocks to serve with.
+    pub min_blocks: u64,
+    /// Whether prefill calls start at borders that leave slots unused.
+    pub aligned: bool,
+    /// Tokens that the draft head proposes at once; 0 without one.
+    pub draft_tokens: u64,
+}
+
+/// One program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ProgramSummary {
+    /// Its name; the entry is `radpack/graph/NAME`.
+    pub name: String,
+    /// prefill, image_prefill, decode, draft, vision or project.
+    pub kind: String,
+    /// Rows, sequences or soft tokens of a call.
+    pub size: u64,
+    /// Devices that run it together.
+    pub devices: u32,
+    /// Its operations.
+    pub operations: u64,
+    /// Bytes of its intermediate values on each device.
+    pub arena_bytes: u64,
+    /// Bytes of its inputs.
+    pub input_bytes: u64,
+}
+
+/// A program that writes files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Tool {
     /// Its name.

@@ -101,6 +101,17 @@ impl PartitionRow {
         Some(Slice { axis: self.axis()?, span: Span { start, len }, extent: self.extent })
     }
 
+    /// Shape of a piece, padding included; `None` for a whole weight.
+    pub fn local_shape(&self) -> Option<Shape> {
+        let mut extents = self.shape.clone();
+        let slot = match self.axis()? {
+            Axis::Rows => extents.first_mut()?,
+            Axis::Cols => extents.last_mut()?,
+        };
+        *slot = self.extent;
+        Some(Shape::new(extents))
+    }
+
     /// The piece that a device holds, 0 for a whole weight; `None` when it holds nothing of it.
     pub fn piece_of(&self, device: u32) -> Option<u32> {
         self.holders.iter().find(|h| h.0 == device).map(|h| h.1)

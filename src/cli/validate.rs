@@ -27,6 +27,11 @@ pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
     let mut findings = pool.install(|| {
         let mut findings = artifact::verify(&artifact, Options::default()).faults;
         findings.extend(quantize::verify_decodes(artifact_planes(&artifact)));
+        if findings.is_empty() {
+            // A manifest that cannot be read is a finding already.
+            let manifest = manifest(&artifact).ok().flatten();
+            findings.extend(pipeline::check_programs(&artifact, manifest.as_ref()).into_vec());
+        }
         findings
     });
     let mut compared = None;

@@ -80,6 +80,9 @@ pub fn compare(
 
     let errors = errors::encode(&weight_errors(plan, &work, &sums));
     findings.extend(opaque(artifact, names::ERRORS_ENTRY, &errors));
+    for (name, bytes) in plan.compiled.iter().flat_map(|c| &c.sections) {
+        findings.extend(opaque(artifact, name, bytes));
+    }
     if findings.is_empty() && plan.partition.is_some() {
         // The planes are equal, so the digests of the file's are those of the source's.
         let mut wholes = BTreeMap::new();

@@ -89,6 +89,9 @@ pub fn convert_reusing(
 
     let errors = weight_errors(plan, &work, &sums);
     write_side_files(plan, &writer, &hashes)?;
+    for (name, bytes) in plan.compiled.iter().flat_map(|c| &c.sections) {
+        write_opaque(&writer, name, bytes)?;
+    }
     write_opaque(&writer, names::ERRORS_ENTRY, &errors::encode(&errors))?;
     if let Some(partition) = final_partition(plan, &work, &wholes) {
         write_opaque(&writer, names::PARTITION_ENTRY, &partition.encode())?;

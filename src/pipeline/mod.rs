@@ -10,6 +10,7 @@ mod compare;
 mod convert;
 mod disk;
 mod plan;
+mod programs;
 mod reuse;
 mod shards;
 mod sources;
@@ -18,6 +19,9 @@ pub use compare::{Comparison, compare, plan_of};
 pub use convert::{ConvertOptions, Converted, convert, convert_reusing};
 pub use disk::free_bytes;
 pub use plan::{Plan, Request, plan};
+pub use programs::{
+    Compiled, ProgramsError, check as check_programs, read as read_programs, sizes,
+};
 pub use reuse::Reuse;
 pub use sources::{DRAFT_FOLDER, Sources};
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::programs::{self, Compiled};
 use super::shards;
 use super::sources::Sources;
 use crate::artifact::manifest::Manifest;
@@ -47,6 +48,8 @@ pub struct Plan {
     pub assignment: Assignment,
     /// Which device holds what.
     pub placement: Placement,
+    /// What the model was compiled to; none without a family.
+    pub compiled: Option<Compiled>,
     /// The manifest, digests still zero.
     pub manifest: Manifest,
     /// The table of who holds what, digests still zero; none for one device.
@@ -74,6 +77,20 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
     warnings.extend(assignment.warnings.iter().cloned());
     let models = Models { main: spec.as_ref(), draft: draft.as_ref() };
     let placement = place(&recipe, models, &table, &assignment)?;
+    let mut compiled = None;
+    if let Some(spec) = &spec {
+        let input = programs::Input {
+            recipe: &recipe,
+            spec,
+            draft: draft.as_ref(),
+            table: &table,
+            assignment: &assignment,
+            placement: &placement,
+        };
+        let (made, odd) = programs::compile(&input)?;
+        compiled = made;
+        warnings.extend(odd);
+    }
     let stored = assignment.stored(&table).map(|(_, w)| w.name.as_str());
     let partition = shards::table(&placement, stored);
     let contents = Parts {
@@ -84,6 +101,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         assignment: &assignment,
         placement: &placement,
         partition: partition.as_ref(),
+        compiled: compiled.as_ref(),
     };
     let manifest = contents.manifest();
     let layout = Layout::plan(&contents.contents(&manifest)?)?;
@@ -95,6 +113,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         table,
         assignment,
         placement,
+        compiled,
         manifest,
         partition,
         layout,
@@ -271,6 +290,7 @@ struct Parts<'a> {
     assignment: &'a Assignment,
     placement: &'a Placement,
     partition: Option<&'a Partition>,
+    compiled: Option<&'a Compiled>,
 }
 
 impl Parts<'_> {
@@ -322,6 +342,8 @@ impl Parts<'_> {
             let bytes = partition.encode().len() as u64;
             entries.push(EntrySpec::opaque(names::PARTITION_ENTRY, bytes));
         }
+        let sections = self.compiled.iter().flat_map(|c| &c.sections);
+        entries.extend(sections.map(|(name, bytes)| EntrySpec::opaque(name, bytes.len() as u64)));
         artifact::device_order(&mut pieces);
         let pieces: Vec<EntrySpec> = pieces.into_iter().map(|(_, entry)| entry).collect();
         let others = entries.iter().chain(&pieces).map(|e| e.name.as_str());
@@ -385,6 +407,7 @@ impl Parts<'_> {
             model: self.model_summary(),
             devices: self.placement.devices,
             device_weights: shards::summaries(self.placement),
+            graphs: self.compiled.map(|c| programs::summary(c, self.placement)),
             encodings: self.encoding_summaries(),
             weights: self.weight_records(),
             unused: unused.collect(),

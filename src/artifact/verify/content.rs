@@ -9,7 +9,7 @@ use crate::artifact::digests::{self, EntryDigest, hex};
 use crate::artifact::errors;
 use crate::artifact::layout::{
     DEVICES_KEY, DIGEST_KEY, DIGESTS_ENTRY, ERRORS_ENTRY, EXTENSION_VERSION, FILE_PREFIX,
-    FORMAT_KEY, MANIFEST_ENTRY, OWN_PREFIX, PARTITION_ENTRY,
+    FORMAT_KEY, GRAPH_PREFIX, GRAPHS_ENTRY, MANIFEST_ENTRY, OWN_PREFIX, PARTITION_ENTRY,
 };
 use crate::artifact::manifest::Manifest;
 use crate::artifact::reader::{Artifact, Entry};
@@ -108,8 +108,10 @@ fn check_digests(
 fn own_entries(artifact: &Artifact, faults: &mut Faults) {
     for e in artifact.entries() {
         let Some(name) = e.name().as_str().filter(|n| n.starts_with(OWN_PREFIX)) else { continue };
-        let known = [MANIFEST_ENTRY, DIGESTS_ENTRY, ERRORS_ENTRY, PARTITION_ENTRY].contains(&name)
-            || name.starts_with(FILE_PREFIX);
+        let known = [MANIFEST_ENTRY, DIGESTS_ENTRY, ERRORS_ENTRY, PARTITION_ENTRY, GRAPHS_ENTRY]
+            .contains(&name)
+            || name.starts_with(FILE_PREFIX)
+            || name.starts_with(GRAPH_PREFIX);
         faults.say(known, "container", || format!("`{name}` is no entry of this version"));
         faults.say(is_opaque(&e), "container", || {
             format!("`{name}` is not a plain u8 vector at model level")
