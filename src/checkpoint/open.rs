@@ -183,7 +183,7 @@ impl Checkpoint {
         let (mut side_files, mut left_out, mut files) =
             if has_configs { reader.side_files(&listed) } else { Default::default() };
         if let Some((.., gguf)) = &gguf {
-            replace_configs(gguf, &mut json, &mut side_files, &mut left_out, &mut files);
+            gguf.replace_configs(&mut json, &mut side_files, &mut left_out, &mut files);
         }
         if let Some((_, name)) = &index
             && let Some(found) = reader.find(name)
@@ -309,23 +309,7 @@ impl Checkpoint {
     /// What an artifact made of the checkpoint has to tell about its origin: which files are made of a GGUF file's
     /// metadata, and what of them is not stored.
     pub fn origin_notes(&self) -> Vec<String> {
-        let Some(gguf) = &self.gguf else { return Vec::new() };
-        let made: Vec<&str> = gguf.made().keys().map(String::as_str).collect();
-        let mut notes = Vec::new();
-        if !made.is_empty() {
-            let s = if made.len() == 1 { "is" } else { "are" };
-            notes.push(format!("{} {s} made of the GGUF file's metadata", diag::list(&made, 9)));
-        }
-        let stored = |name: &str| self.side_files.iter().any(|f| f.path == name);
-        if let Some((kind, tokens)) =
-            gguf.tokenizer().filter(|_| !tokenizer::TOKENIZER_FILES.iter().any(|n| stored(n)))
-        {
-            let tokens = diag::count(*tokens);
-            notes.push(format!(
-                "the tokenizer in its metadata ({kind}, {tokens} tokens) is not stored"
-            ));
-        }
-        notes
+        self.gguf.as_ref().map_or_else(Vec::new, |gguf| gguf.notes(&self.side_files))
     }
 
     /// Whether the weights are quantized already, by config or by the names of tensors.
@@ -438,7 +422,7 @@ impl Checkpoint {
         if let Some((gguf, (kind, tokens))) =
             self.gguf.as_ref().and_then(|gguf| Some((gguf, gguf.tokenizer()?)))
         {
-            gguf_tokenizer(gguf.shown(), kind, *tokens, rows, &mut report);
+            gguf.report_tokenizer(kind, *tokens, rows, &mut report);
         }
         if report.files.is_empty() {
             if required && self.gguf.as_ref().is_none_or(|gguf| gguf.tokenizer().is_none()) {
@@ -655,63 +639,6 @@ impl Checkpoint {
             file.found.location == location || same_inode(&file.found.location, &location)
         };
         self.files.iter().find(same).map(|file| file.path.as_str())
-    }
-}
-
-/// Puts the files made of a GGUF file's metadata in the place of those of its folder.
-fn replace_configs(
-    gguf: &Gguf,
-    json: &mut Vec<JsonFile>,
-    side_files: &mut Vec<SideFile>,
-    left_out: &mut Vec<LeftOut>,
-    files: &mut Vec<SourceFile>,
-) {
-    const REASON: &str = "the GGUF file's own metadata say it";
-    // Preprocessors belong to encoders that the file does not hold.
-    let used = ["generation_config.json", "tokenizer_config.json"];
-    json.retain(|file| used.contains(&file.path.as_str()));
-    json.extend(gguf.config().cloned());
-    for side in side_files.iter() {
-        if gguf.made().contains_key(&side.path) || side.path == "config.json" {
-            left_out.push(LeftOut { path: side.path.clone(), reason: REASON });
-        }
-    }
-    let stays = |path: &str| !gguf.made().contains_key(path) && path != "config.json";
-    side_files.retain(|side| stays(&side.path));
-    files.retain(|file| stays(&file.path));
-    let made = gguf.made().iter();
-    side_files.extend(made.map(|(path, b)| SideFile { path: path.clone(), bytes: b.len() as u64 }));
-    side_files.sort_by(|a, b| a.path.cmp(&b.path));
-    left_out.sort_by(|a, b| a.path.cmp(&b.path));
-}
-
-/// Reports on the tokenizer in a GGUF file's metadata, which an artifact has no place for.
-fn gguf_tokenizer(
-    shown: &str,
-    kind: &str,
-    tokens: u64,
-    rows: Option<u64>,
-    report: &mut TokenizerReport,
-) {
-    if let Some(rows) = rows.filter(|rows| tokens > *rows) {
-        report.problems.push(Diagnostic::new(
-            "tokenizer",
-            format!(
-                "{shown}: `tokenizer.ggml.tokens` has {} tokens; the embedding has {} rows",
-                diag::count(tokens),
-                diag::count(rows)
-            ),
-        ));
-    }
-    if report.files.is_empty() {
-        let what = format!(
-            "{shown}: its tokenizer ({}, {} tokens) is not stored; an artifact holds tokenizer files",
-            kind.escape_debug(),
-            diag::count(tokens)
-        );
-        report.notes.push(Diagnostic::new("tokenizer", what).help(
-            "with the original model's tokenizer files and config.json beside the GGUF file, they go into the artifact",
-        ));
     }
 }
 

@@ -78,7 +78,7 @@ impl KernelChoice {
 /// `radpack convert`
 #[derive(Debug, Args)]
 pub struct Convert {
-    /// Folder, .safetensors file, index file, or hub id (org/name[@revision]).
+    /// Folder, .safetensors or .gguf file, index file, or hub id (org/name[@revision]).
     #[arg(value_hint = ValueHint::AnyPath)]
     pub source: String,
     /// The file to write.

@@ -6,6 +6,7 @@
 //! | `types` | ggml's tensor types |
 //! | `names` | llama.cpp's names of tensors and Hugging Face's |
 //! | `config` | the `config.json` that the metadata stand for |
+//! | `side` | files beside the weights |
 //!
 //! A checkpoint keeps the names of the file. Two things that llama.cpp's converter did to values are undone when they
 //! are read, so that weights are those of the original model: the order of query and key rows (llama), and the 1 that
@@ -15,6 +16,7 @@
 mod config;
 pub mod header;
 mod names;
+mod side;
 mod types;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use crate::model::{Part, WeightTable};
 use crate::tensor::{Shape, TensorInfo};
 
-/// Most experts of a tensor that are seen as single ones: more than any layer may have.
-const MAX_EXPERTS: u64 = 65_536;
+/// Most experts of a model, times three matrices, that are seen as single tensors; families refuse more experts.
+const MAX_EXPERTS: u64 = 3 << 20;
 
 const LAYERS: &str = "model.layers.";
 
@@ -169,12 +169,14 @@ pub(super) struct View {
     pub tensors: BTreeMap<String, TensorInfo>,
     /// Where each is in the file.
     parts: BTreeMap<String, Part>,
+    /// Matrices of experts so far.
+    experts: u64,
 }
 
 impl View {
     /// Names every tensor that the kind of decoder has; others keep the names of the file.
     pub fn new(names: Names, tensors: &BTreeMap<String, TensorInfo>) -> View {
-        let mut view = View { tensors: BTreeMap::new(), parts: BTreeMap::new() };
+        let mut view = View { tensors: BTreeMap::new(), parts: BTreeMap::new(), experts: 0 };
         for (name, info) in tensors {
             if names == Names::Llama && view.stack(name, info) {
                 continue;
@@ -199,7 +201,8 @@ impl View {
         else {
             return false;
         };
-        if experts > MAX_EXPERTS {
+        self.experts = self.experts.saturating_add(experts);
+        if self.experts > MAX_EXPERTS {
             return false;
         }
         for n in 0..experts {
@@ -292,6 +295,9 @@ mod tests {
         let whole = Some(("model.layers.1.experts.down_proj".to_owned(), false));
         assert_eq!(original_name("gemma4_text", down, Some(1)), whole);
         assert_eq!(original_name("bert", stack, None), None);
+        let many = BTreeMap::from([(stack.to_owned(), info(&[MAX_EXPERTS + 1, 1, 1]))]);
+        let whole: Vec<String> = View::new(Names::Llama, &many).tensors.into_keys().collect();
+        assert_eq!(whole, [stack], "left whole, for the census to refuse");
         let gemma = View::new(Names::Gemma4, &tensors);
         assert!(gemma.tensors.contains_key("blk.1.ffn_up_exps.weight"));
     }
