@@ -94,6 +94,9 @@ pub struct Convert {
     /// Overwrite one recipe value, e.g. --set whole_groups=true.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+    /// Importances of llama.cpp's llama-imatrix (.gguf or .dat): rules with quantizer = "search" weigh errors by them.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub imatrix: Option<PathBuf>,
     /// Copy weights that this older artifact holds already; the output's bytes stay the same.
     #[arg(long, value_name = "OLD.rad", value_hint = ValueHint::FilePath, conflicts_with = "dry_run")]
     pub reuse: Option<PathBuf>,
@@ -126,6 +129,9 @@ pub struct Validate {
     /// The draft model that was merged in.
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath, requires = "against")]
     pub draft_model: Option<String>,
+    /// The importances that weighed its searches.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "against")]
+    pub imatrix: Option<PathBuf>,
     /// Common switches.
     #[command(flatten)]
     pub common: Common,

@@ -15,7 +15,8 @@ use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Rounding, Use};
 
 use super::args::Convert;
 use super::documents::{
-    ConvertDocument, ProblemDocument, RuleDocument, TailDocument, UseDocument, WeightDocument,
+    ConvertDocument, ImatrixDocument, ProblemDocument, RuleDocument, TailDocument, UseDocument,
+    WeightDocument,
 };
 use super::output::Output;
 use super::progress::Bars;
@@ -79,7 +80,8 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
 
 fn plan(args: &Convert) -> Result<Plan> {
     let recipe = request::recipe(args.recipe.as_deref(), &args.sets)?;
-    let sources = request::sources(&args.source, args.draft_model.as_deref())?;
+    let sources =
+        request::sources(&args.source, args.draft_model.as_deref(), args.imatrix.as_deref())?;
     let request =
         Request { weights_only: args.weights_only, tokenizer_required: !args.no_tokenizer };
     pipeline::plan(sources, recipe, request)
@@ -138,6 +140,16 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
         some => list(&some.iter().map(|r| r.name()).collect::<Vec<_>>(), some.len()),
     };
     let _ = writeln!(text, "recipe    {name} (sha256 {}…) · rounding {roundings}\n", &digest[..8]);
+    if let Some(imatrix) = &plan.sources.imatrix {
+        let _ = writeln!(
+            text,
+            "imatrix   {} (sha256 {}…) · weighs {} of {} searched weights\n",
+            size(imatrix.file().bytes),
+            &digests::hex(&imatrix.file().sha256)[..8],
+            count(plan.importances.entries.len() as u64),
+            count(plan.importances.searched as u64)
+        );
+    }
     text.push_str(&rules(plan));
     text.push('\n');
     for tail in &plan.assignment.tails {
@@ -357,6 +369,7 @@ fn document(
                 shape: w.shape.extents().to_vec(),
                 encoding: a.encoding_name.to_string(),
                 rule: a.rule.map(|r| r + 1),
+                importance: plan.importances.entries.get(&a.weight).map(|e| e.shown.clone()),
                 stored: a.stored(),
                 bytes: if a.stored() { stored_bytes(a, w) } else { 0 },
                 relative_error: errors.get(w.name.as_str()).copied(),
@@ -371,6 +384,12 @@ fn document(
         reused: 0,
         recipe: plan.recipe.name.clone(),
         recipe_sha256: plan.recipe.digest(),
+        imatrix: plan.sources.imatrix.as_ref().map(|imatrix| ImatrixDocument {
+            bytes: imatrix.file().bytes,
+            sha256: digests::hex(&imatrix.file().sha256),
+            searched: plan.importances.searched,
+            weighed: plan.importances.entries.len(),
+        }),
         family: plan.spec.as_ref().map(|s| s.family.to_owned()),
         totals: sums(&assignment.total),
         rules: rules.collect(),

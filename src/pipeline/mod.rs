@@ -9,6 +9,7 @@
 mod compare;
 mod convert;
 mod disk;
+mod imatrix;
 mod plan;
 mod reuse;
 mod sources;
@@ -16,6 +17,7 @@ mod sources;
 pub use compare::{Comparison, compare, plan_of};
 pub use convert::{ConvertOptions, Converted, convert, convert_reusing};
 pub use disk::free_bytes;
+pub use imatrix::{Entry as ImportanceEntry, IMATRIX_FILE, Imatrix, Importances};
 pub use plan::{Plan, Request, plan};
 pub use reuse::Reuse;
 pub use sources::{DRAFT_FOLDER, Sources};

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::imatrix::{self, Importances};
 use super::sources::Sources;
 use crate::artifact::manifest::Manifest;
 use crate::artifact::{
@@ -40,6 +41,8 @@ pub struct Plan {
     pub table: WeightTable,
     /// One decision for every weight.
     pub assignment: Assignment,
+    /// Importances of the weights that are searched.
+    pub importances: Importances,
     /// The manifest, digests still zero.
     pub manifest: Manifest,
     /// Where everything will lie.
@@ -57,13 +60,14 @@ pub struct Plan {
 pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Result<Plan> {
     let sources = sources.into();
     sources.refuse_quantized()?;
+    imatrix::wanted(&sources, &recipe)?;
     let (spec, mut table) = understand(&sources, request.weights_only)?;
     for weight in &mut table.weights {
         weight.stored = sources.of(weight).ok().and_then(|checkpoint| checkpoint.stored(weight));
     }
     table.unused.extend(sources.unused());
     table.unused.sort();
-    let (assignment, mut warnings) = decide(&sources, &recipe, &table, request)?;
+    let (assignment, importances, mut warnings) = decide(&sources, &recipe, &table, request)?;
     warnings.extend(assignment.warnings.iter().cloned());
     let contents = Parts {
         sources: &sources,
@@ -71,6 +75,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         spec: spec.as_ref(),
         table: &table,
         assignment: &assignment,
+        importances: &importances,
     };
     let manifest = contents.manifest();
     let layout = Layout::plan(&contents.contents(&manifest)?)?;
@@ -80,7 +85,18 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         .stored(&table)
         .filter_map(|(a, w)| Some((a.weight, *positions.get(w.name.as_str())?)))
         .collect();
-    Ok(Plan { sources, recipe, spec, table, assignment, manifest, layout, entries, warnings })
+    Ok(Plan {
+        sources,
+        recipe,
+        spec,
+        table,
+        assignment,
+        importances,
+        manifest,
+        layout,
+        entries,
+        warnings,
+    })
 }
 
 /// The model's weights: by family, or by name alone. Those of a draft model stand among them.
@@ -146,7 +162,7 @@ fn decide(
     recipe: &Recipe,
     table: &WeightTable,
     request: Request,
-) -> Result<(Assignment, Vec<Diagnostic>)> {
+) -> Result<(Assignment, Importances, Vec<Diagnostic>)> {
     let mut problems = Problems::new();
     let checkpoint = &sources.main;
     let mut warnings = checkpoint.notes().to_vec();
@@ -174,8 +190,11 @@ fn decide(
     match recipe.resolve(table, checkpoint.display_name()) {
         Ok(assignment) => {
             problems.extend(rows_too_long(&assignment, table));
+            let (importances, wrong, odd) = imatrix::assign(sources, recipe, table, &assignment);
+            problems.extend(wrong);
+            warnings.extend(odd);
             let headline = "this source and recipe do not fit";
-            problems.finish(FailureKind::Refused, headline, (assignment, warnings))
+            problems.finish(FailureKind::Refused, headline, (assignment, importances, warnings))
         }
         Err(mut failure) => {
             failure.problems.splice(0..0, problems.into_vec());
@@ -210,6 +229,7 @@ struct Parts<'a> {
     spec: Option<&'a ModelSpec>,
     table: &'a WeightTable,
     assignment: &'a Assignment,
+    importances: &'a Importances,
 }
 
 impl Parts<'_> {
@@ -376,6 +396,7 @@ impl Parts<'_> {
                 from: w.parts.iter().map(|p| self.weight_source(w, p)).collect(),
                 encoding: a.encoding_name.to_string(),
                 rule: a.rule.map(|r| r as u32 + 1),
+                importance: self.importances.entries.get(&a.weight).map(|e| e.shown.clone()),
                 tied_to: w.tied_to.clone(),
             })
             .collect();

@@ -274,6 +274,7 @@ fn weights_of_one_set_in_any_source_get_the_packages_shared_scale_when_streamed(
                     planes: None,
                     stored_bytes: None,
                     method: &method,
+                    importance: None,
                     share: Some(7),
                     may_be_infinite: false,
                 }

@@ -5,6 +5,7 @@
 //! gives a full-size checkpoint whose data are file holes.
 
 pub mod digest;
+pub mod imatrix;
 pub mod safetensors;
 pub mod sparse;
 pub mod spec;
