@@ -48,7 +48,7 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
     let converted = converted?;
 
     if output.json() {
-        let errors = relative_errors(&converted.errors);
+        let errors = converted.errors.iter().map(|e| (e.weight.as_str(), e)).collect();
         let mut document = document(&plan, false, Some(out), &errors);
         document.digest = Some(digests::hex(&converted.digest));
         document.reused = converted.reused;
@@ -92,10 +92,6 @@ fn nothing_written(mut failure: Failure) -> Failure {
         .closing
         .get_or_insert_with(|| "nothing was read beyond the headers, nothing was written".into());
     failure
-}
-
-fn relative_errors(errors: &[WeightError]) -> BTreeMap<&str, f64> {
-    errors.iter().filter_map(|e| Some((e.weight.as_str(), e.relative()?))).collect()
 }
 
 /// The worst weights and the mean, by relative error.
@@ -344,7 +340,7 @@ fn document(
     plan: &Plan,
     dry_run: bool,
     out: Option<&Path>,
-    errors: &BTreeMap<&str, f64>,
+    errors: &BTreeMap<&str, &WeightError>,
 ) -> ConvertDocument {
     let assignment = &plan.assignment;
     let rules = plan.recipe.rules.iter().zip(&assignment.rules).map(|(rule, used)| RuleDocument {
@@ -372,7 +368,9 @@ fn document(
                 importance: plan.importances.entries.get(&a.weight).map(|e| e.shown.clone()),
                 stored: a.stored(),
                 bytes: if a.stored() { stored_bytes(a, w) } else { 0 },
-                relative_error: errors.get(w.name.as_str()).copied(),
+                relative_error: errors.get(w.name.as_str()).and_then(|e| e.relative()),
+                squared_error: errors.get(w.name.as_str()).map(|e| e.squared_error),
+                squared: errors.get(w.name.as_str()).map(|e| e.squared),
             },
         );
     ConvertDocument {

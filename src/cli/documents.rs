@@ -203,6 +203,10 @@ pub struct WeightDocument {
     pub bytes: u64,
     /// Relative error (Frobenius); absent in a dry run, for kept weights and for weights of zeros.
     pub relative_error: Option<f64>,
+    /// Sum of the squared errors; absent in a dry run and for kept weights.
+    pub squared_error: Option<f64>,
+    /// Sum of the squared values; absent in a dry run and for kept weights.
+    pub squared: Option<f64>,
 }
 
 /// `radpack validate`

@@ -4,8 +4,10 @@
 
 mod bench;
 mod build;
+mod encodings;
 mod fetch;
 mod fixtures;
+mod quality;
 mod repro;
 mod tidy;
 
@@ -55,6 +57,14 @@ enum Task {
         #[arg(long)]
         bin: Option<PathBuf>,
     },
+    /// Errors of every encoding on a trained model's f32 weights; fails where a search is no better than rounding
+    Quality(quality::QualityArgs),
+    /// Check docs/encodings.md against what the tests prove
+    Encodings {
+        /// Write it instead
+        #[arg(long)]
+        write: bool,
+    },
     /// Measure
     Bench {
         #[command(subcommand)]
@@ -77,6 +87,8 @@ fn main() -> ExitCode {
         Task::Fetch { model } => fetch::run(model),
         Task::Tidy => tidy::run(),
         Task::Repro { bin } => repro::run(bin),
+        Task::Quality(args) => quality::run(&args),
+        Task::Encodings { write } => encodings::run(write),
         Task::Bench { what: Bench::Scale(args) } => bench::scale(&args),
     };
     match done {
