@@ -38,7 +38,7 @@ mod tokenizer;
 pub use digest::{FileDigest, SourceFile};
 pub use json::{JsonFile, MAX_CONFIG_BYTES};
 pub use open::Checkpoint;
-pub use quantized::QuantizedWith;
+pub use quantized::{FACTOR_KEY, QuantizedWith};
 pub use safetensors::dtype_name as safetensors_dtype;
 pub use side::{LeftOut, MAX_SIDE_FILE_BYTES, SideFile};
 pub use source::{

@@ -1,5 +1,6 @@
 //! One safetensors file: its header, and its bytes as a read-only map.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -17,6 +18,8 @@ pub(super) struct Shard {
     pub path: String,
     /// Where its bytes are.
     pub found: Found,
+    /// The header's `__metadata__`.
+    pub metadata: BTreeMap<String, String>,
     map: Mmap,
 }
 
@@ -48,7 +51,8 @@ impl Shard {
         // Weights are read front to back, in large pieces.
         #[cfg(unix)]
         let _ = map.advise(memmap2::Advice::Sequential);
-        Ok((Shard { path: path.to_owned(), found, map }, header))
+        let metadata = header.metadata.clone();
+        Ok((Shard { path: path.to_owned(), found, metadata, map }, header))
     }
 
     /// The bytes of a range; `None` outside the file.

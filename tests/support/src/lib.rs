@@ -6,6 +6,7 @@
 
 pub mod digest;
 pub mod imatrix;
+pub mod proofs;
 pub mod safetensors;
 pub mod sparse;
 pub mod spec;
