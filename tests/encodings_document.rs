@@ -41,6 +41,10 @@ fn proofs() -> BTreeMap<&'static str, BTreeMap<Direction, Vec<String>>> {
     let mut out: BTreeMap<&str, BTreeMap<Direction, Vec<String>>> = BTreeMap::new();
     for ((format, direction, with, unit), n) in sums {
         let cells = out.entry(format).or_default().entry(direction).or_default();
+        let unit = match n {
+            1 => unit.replacen("weights", "weight", 1).replacen("tensors", "tensor", 1),
+            _ => unit.to_owned(),
+        };
         cells.push(format!("{n} {unit}: {with}"));
     }
     out
@@ -120,7 +124,7 @@ checkpoint's bytes, or its codes and scales where it is quantized already.
 {}
 Bits per weight are those of a 4096 × 4096 matrix, scales included. In a row whose columns are no multiple of a group, the
 last group is short: it has a scale of its own and takes no more codes than columns. `whole_groups = true` in a rule or
-recipe refuses such rows, and so does every rounding but `rad`; blocks at the lower edge of a weight may always be short.
+recipe refuses such rows; blocks at the lower edge of a weight may always be short.
 Codes of 4 bits lie two to a byte, the even column in the low half; each row begins on a byte.
 
 An encoding can be spelled out instead: `encoding = {{ codes = \"u4\", zero = \"u4\", group = 32, scale = \"bf16\" }}`.
@@ -136,11 +140,12 @@ test of independent data proves it.
 
 {}
 * **Read as a source**: the values that the weight decodes to. Kept planes hold the same codes and scales;
-  [`quantized-sources.md`](quantized-sources.md) says how, and what is refused.
+  [`quantized-sources.md`](quantized-sources.md) says how, and what is refused. radiance's container is the artifact's own
+  form, no source: its row tells that its weights decode to the values of radiance's reader.
 * **Quantized**: codes, scales and zero points that our quantizer makes of the same weights under that `rounding`
   (`compressed-tensors`, `modelopt`, `transformers`; `rad` is radiance's). Cases include zero blocks, subnormals, ties, the
   largest bf16, outliers and ragged shapes. Where a package makes NaN or infinity of finite weights, the weight is refused.
-* **Written by `export`**: the folder is read back; codes, scales, encodings and digests of all weights are the artifact's.
+* **Written by `export`**: the folder is read with the safetensors library, and converted again as a source: codes, scales, encodings and digests of all weights are the artifact's.
   Under `nvfp4` the format divides by a global scale where an artifact multiplies by one, and 17 % of all f32 are the
   reciprocal of no f32. The folder then has the nearest divisor and notes the artifact's scale in the file's
   `__metadata__`, so that reading it back is exact all the same; other readers differ by one unit in the last place of f32.

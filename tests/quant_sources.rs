@@ -2,10 +2,10 @@
 
 mod checkpoint_support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use checkpoint_support::{Model, Tensor, file};
+use checkpoint_support::{Model, Tensor, e2m1, e4m3, file};
 use half::bf16;
 use proptest::prelude::*;
 use radpack::checkpoint::Checkpoint;
@@ -13,10 +13,12 @@ use radpack::model::{self, Weight};
 use radpack::quantize::{Decoder, PlaneSlice};
 use radpack::tensor::{DType, PlaneLayout};
 use safetensors::SafeTensors;
-use testkit::proofs::{proved, proved_one};
+use testkit::proofs::{ct_format, modelopt_format, proved_each, proved_one};
 
 /// Type, shape and bytes by name.
 type Golden = BTreeMap<String, (&'static str, Vec<u64>, Vec<u8>)>;
+
+const DTYPES: [&str; 9] = ["U8", "I8", "F8_E4M3", "F8_E8M0", "BF16", "F16", "F32", "I32", "I64"];
 
 fn golden(file: &str) -> Golden {
     let path = format!("{}/fixtures/quant-sources/{file}.safetensors", env!("CARGO_MANIFEST_DIR"));
@@ -24,18 +26,9 @@ fn golden(file: &str) -> Golden {
     let all = SafeTensors::deserialize(&bytes).expect("safetensors");
     all.iter()
         .map(|(name, view)| {
-            let dtype = match format!("{}", view.dtype()).as_str() {
-                "U8" => "U8",
-                "I8" => "I8",
-                "F8_E4M3" => "F8_E4M3",
-                "F8_E8M0" => "F8_E8M0",
-                "BF16" => "BF16",
-                "F16" => "F16",
-                "F32" => "F32",
-                "I32" => "I32",
-                "I64" => "I64",
-                other => panic!("{name}: {other}"),
-            };
+            let found = view.dtype().to_string();
+            let dtype = DTYPES.into_iter().find(|d| *d == found);
+            let dtype = dtype.unwrap_or_else(|| panic!("{name}: {found}"));
             let shape = view.shape().iter().map(|&n| n as u64).collect();
             (name.to_owned(), (dtype, shape, view.data().to_vec()))
         })
@@ -178,20 +171,8 @@ fn every_format_of_compressed_tensors_decodes_to_its_own_decompression() {
             keeps_exactly(&checkpoint, &weight, name);
         }
     }
-    let mut compared = BTreeMap::new();
-    for case in encodings.keys() {
-        let format = match case.split_once('/').expect("CASE/FORMAT").1 {
-            "nvfp4" => "compressed-tensors nvfp4-pack-quantized",
-            "mxfp4" => "compressed-tensors mxfp4-pack-quantized",
-            "mxfp8" => "compressed-tensors mxfp8-quantized",
-            f if f.starts_with("fp8") => "compressed-tensors float-quantized",
-            f if f.ends_with("_int") => "compressed-tensors int-quantized",
-            f if f.contains("asym") => "compressed-tensors pack-quantized with zero points",
-            _ => "compressed-tensors pack-quantized",
-        };
-        *compared.entry(format.to_owned()).or_default() += 1;
-    }
-    proved("every_format_of_compressed_tensors_decodes_to_its_own_decompression", &compared);
+    let test = "every_format_of_compressed_tensors_decodes_to_its_own_decompression";
+    proved_each(test, encodings.keys().map(|case| ct_format(case)));
     let shown: Vec<String> = encodings.iter().map(|(n, (t, e))| format!("{n}: {t} {e}")).collect();
     insta::assert_snapshot!(shown.join("\n"), @r"
     edge/fp8_block: bf16 fp8_e4m3*bf16[128x128]
@@ -284,17 +265,6 @@ fn zero_points_packed_down_the_rows_become_rows() {
     keeps_exactly(&unpacked, &same, "unpacked zero points");
 }
 
-fn e4m3(byte: u8) -> f32 {
-    float8::F8E4M3::from_bits(byte).to_f32()
-}
-
-const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-
-fn e2m1(code: u8) -> f32 {
-    let value = E2M1[usize::from(code & 7)];
-    if code & 8 != 0 { -value } else { value }
-}
-
 fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
@@ -303,7 +273,7 @@ fn f32s(bytes: &[u8]) -> Vec<f32> {
 fn every_format_of_modelopt_decodes_by_its_formula() {
     let all = golden("modelopt");
     let two = |byte: u8| [e2m1(byte & 15), e2m1(byte >> 4)];
-    let mut compared = BTreeMap::new();
+    let mut compared = Vec::new();
     let exp = |byte: u8| 2f32.powi(i32::from(byte) - 127);
     for format in [
         "edge/fp8_tensor/",
@@ -355,19 +325,9 @@ fn every_format_of_modelopt_decodes_by_its_formula() {
         let differs = got.iter().zip(&want).position(|(a, b)| !same(*a, *b));
         assert_eq!(differs.map(|i| (i, got[i], want[i])), None, "{format}");
         keeps_exactly(&checkpoint, &weight, format);
-        let published = match format.split_once('/').expect("CASE/FORMAT").1 {
-            "nvfp4/" => "ModelOpt NVFP4",
-            "mxfp4/" => "ModelOpt MXFP4",
-            "mxfp8/" => "ModelOpt MXFP8",
-            "fp8_tensor/" => "ModelOpt FP8",
-            "fp8_pc_pt/" => "ModelOpt FP8_PER_CHANNEL_PER_TOKEN",
-            "fp8_pb_wo/" => "ModelOpt FP8_PB_WO",
-            "int4_awq/" => "ModelOpt W4A16_AWQ",
-            _ => "ModelOpt W8A16",
-        };
-        *compared.entry(published.to_owned()).or_default() += 1;
+        compared.push(modelopt_format(format));
     }
-    proved("every_format_of_modelopt_decodes_by_its_formula", &compared);
+    proved_each("every_format_of_modelopt_decodes_by_its_formula", compared);
 }
 
 #[test]
@@ -458,7 +418,7 @@ fn unpacked(plane: &[u8], bits: usize, rows: usize, cols: usize) -> Vec<u8> {
 #[test]
 fn gptq_gives_the_codes_and_zero_points_that_went_in() {
     let all = golden("other");
-    let mut compared = BTreeMap::new();
+    let mut compared = BTreeSet::new();
     for (version, format) in [
         ("v1", ""),
         ("v1", r#", "checkpoint_format": "gptq""#),
@@ -494,13 +454,11 @@ fn gptq_gives_the_codes_and_zero_points_that_went_in() {
                 .collect();
             assert_eq!(decoded(&checkpoint, &weight), want, "{case}");
             keeps_exactly(&checkpoint, &weight, &case);
-            // The first is named twice, once by its absence.
-            if format.is_empty() || version == "v2" {
-                *compared.entry(format!("GPTQ {version}")).or_default() += 1;
-            }
+            compared.insert((format!("GPTQ {version}"), bits));
         }
     }
-    proved("gptq_gives_the_codes_and_zero_points_that_went_in", &compared);
+    let formats = compared.into_iter().map(|(format, _)| format);
+    proved_each("gptq_gives_the_codes_and_zero_points_that_went_in", formats);
 }
 
 #[test]

@@ -479,7 +479,7 @@ impl GridPlan {
             (chosen, zero)
         };
         if self.rule == ScaleRule::Search && lo < hi {
-            return search::asymmetric(sample, lo, hi, top, at, &choose);
+            return search::asymmetric(sample, lo, hi, top, at, choose);
         }
         at(lo, hi)
     }

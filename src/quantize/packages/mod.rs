@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
+use testkit::proofs::{ct_format, modelopt_format};
 
 use crate::num::{Element, mini};
 use crate::recipe::{Grid, Method, Rounding, ScaleRule, SecondScale};
@@ -88,33 +89,6 @@ fn modelopt_grid(format: &str) -> Grid {
     };
     grid.rounding = Rounding::ModelOpt;
     grid
-}
-
-/// The name under which a format of compressed-tensors is published.
-fn ct_format(format: &str) -> &'static str {
-    match format {
-        "nvfp4" => "compressed-tensors nvfp4-pack-quantized",
-        "mxfp4" => "compressed-tensors mxfp4-pack-quantized",
-        "mxfp8" => "compressed-tensors mxfp8-quantized",
-        _ if format.starts_with("fp8") => "compressed-tensors float-quantized",
-        _ if format.ends_with("_int") => "compressed-tensors int-quantized",
-        _ if format.contains("asym") => "compressed-tensors pack-quantized with zero points",
-        _ => "compressed-tensors pack-quantized",
-    }
-}
-
-/// The name under which a format of ModelOpt is published.
-fn modelopt_format(format: &str) -> &'static str {
-    match format {
-        "nvfp4" => "ModelOpt NVFP4",
-        "mxfp4" => "ModelOpt MXFP4",
-        "mxfp8" => "ModelOpt MXFP8",
-        "fp8_tensor" => "ModelOpt FP8",
-        "fp8_pc_pt" => "ModelOpt FP8_PER_CHANNEL_PER_TOKEN",
-        "fp8_pb_wo" => "ModelOpt FP8_PB_WO",
-        "int4_awq" => "ModelOpt W4A16_AWQ",
-        _ => "ModelOpt W8A16",
-    }
 }
 
 /// Compares and counts, by the format's published name.

@@ -16,7 +16,7 @@ pub mod values;
 use std::path::{Path, PathBuf};
 
 pub use sparse::{SparseOptions, SparseSummary, sparse};
-pub use tiny::{copy_folder, generate, names, tiny_model};
+pub use tiny::{NAMES, copy_folder, generate, names, tiny_model};
 
 /// What went wrong, in one line that names the file.
 pub type Result<T> = std::result::Result<T, String>;

@@ -274,6 +274,40 @@ pub const PROOFS: &[Proof] = &[
     },
 ];
 
+/// `FORMAT` of `CASE/FORMAT/`.
+fn last(label: &str) -> &str {
+    label.trim_end_matches('/').rsplit('/').next().unwrap_or(label)
+}
+
+/// The name under which a format of compressed-tensors is published: `int8_g128_pack`, `fp8_block`, with or without a case
+/// before it.
+pub fn ct_format(label: &str) -> &'static str {
+    let format = last(label);
+    match format {
+        "nvfp4" => "compressed-tensors nvfp4-pack-quantized",
+        "mxfp4" => "compressed-tensors mxfp4-pack-quantized",
+        "mxfp8" => "compressed-tensors mxfp8-quantized",
+        _ if format.starts_with("fp8") => "compressed-tensors float-quantized",
+        _ if format.ends_with("_int") => "compressed-tensors int-quantized",
+        _ if format.contains("asym") => "compressed-tensors pack-quantized with zero points",
+        _ => "compressed-tensors pack-quantized",
+    }
+}
+
+/// The name under which a format of ModelOpt is published: `fp8_pb_wo`, `int8_wo`, with or without a case before it.
+pub fn modelopt_format(label: &str) -> &'static str {
+    match last(label) {
+        "nvfp4" => "ModelOpt NVFP4",
+        "mxfp4" => "ModelOpt MXFP4",
+        "mxfp8" => "ModelOpt MXFP8",
+        "fp8_tensor" => "ModelOpt FP8",
+        "fp8_pc_pt" => "ModelOpt FP8_PER_CHANNEL_PER_TOKEN",
+        "fp8_pb_wo" => "ModelOpt FP8_PB_WO",
+        "int4_awq" => "ModelOpt W4A16_AWQ",
+        _ => "ModelOpt W8A16",
+    }
+}
+
 /// Holds what a test compared, by format, against its row.
 ///
 /// # Panics
@@ -288,6 +322,19 @@ pub fn proved(test: &str, compared: &BTreeMap<String, usize>) {
         known == *compared,
         "row `{test}` of tests/support/src/proofs.rs says {known:?}, compared were {compared:?}"
     );
+}
+
+/// [`proved`] for a test that compares once for each of these formats.
+///
+/// # Panics
+/// As [`proved`].
+#[track_caller]
+pub fn proved_each<S: Into<String>>(test: &str, formats: impl IntoIterator<Item = S>) {
+    let mut compared = BTreeMap::new();
+    for format in formats {
+        *compared.entry(format.into()).or_default() += 1;
+    }
+    proved(test, &compared);
 }
 
 /// [`proved`] for a test of one format.
