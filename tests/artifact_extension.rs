@@ -66,6 +66,7 @@ fn sample() -> Sample {
             from: vec![WeightSource { tensor: tensor.into(), shape: vec![1], index: None }],
             encoding: encoding.into(),
             rule,
+            importance: None,
             tied_to: tied_to.map(str::to_owned),
         };
     let manifest = Manifest {

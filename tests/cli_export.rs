@@ -7,6 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use cli_support::{radpack, succeeds};
+use radpack::artifact::{Artifact, digests};
+use radpack::checkpoint::FACTOR_KEY;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use tempfile::tempdir;
@@ -43,6 +45,7 @@ fn bf16(bytes: &[u8]) -> Vec<f32> {
 #[test]
 fn an_unquantized_artifact_exports_to_the_tensors_it_came_from() {
     let tmp = tempdir().expect("a folder");
+    let mut compared = 0;
     // Experts stacked in one tensor, experts in tensors of their own, scalars, integer tables, untied heads.
     for model in [
         "tiny-gemma4-moe",
@@ -60,12 +63,18 @@ fn an_unquantized_artifact_exports_to_the_tensors_it_came_from() {
         }
         assert_eq!(got.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>(), "{model}");
         assert!(got == want, "{model}: values differ");
+        compared += got.len();
         for file in ["config.json", "tokenizer.json"] {
             let same = fs::read(source.join(file)).ok()
                 == fs::read(tmp.path().join(model).join(file)).ok();
             assert!(same, "{model}: {file}");
         }
     }
+    testkit::proofs::proved_one(
+        "an_unquantized_artifact_exports_to_the_tensors_it_came_from",
+        "safetensors, decoded",
+        compared,
+    );
 }
 
 #[test]
@@ -333,28 +342,91 @@ fn what_the_format_cannot_say_is_refused_whole_and_nothing_is_written() {
     assert_eq!(fs::read_dir(tmp.path()).expect("lists").count(), 2, "the artifact and the folder");
 }
 
+/// Encoding and digest of every weight of an artifact.
+fn digests_of(path: &Path) -> BTreeMap<String, (String, [u8; 32])> {
+    let artifact = Artifact::open(path).expect("an artifact");
+    let weights = artifact.entries().filter(|e| !e.name().to_string().starts_with("radpack/"));
+    weights
+        .map(|e| (e.name().to_string(), (e.encoding().to_string(), digests::of_entry(&e))))
+        .collect()
+}
+
 #[test]
-fn an_exported_folder_reads_back_as_a_source_with_the_same_codes_and_scales() {
+fn an_exported_folder_reads_back_as_a_source_with_the_same_codes_scales_and_digests() {
     let tmp = tempdir().expect("a folder");
+    let at = |name: &str| tmp.path().join(name);
     let keep = "schema = 1\nname = \"keep\"\n[[quantize]]\nmatch = \"*\"\nencoding = \"keep\"\n";
-    fs::write(tmp.path().join("keep.toml"), keep).expect("writes");
-    for recipe in ["w8a16", "w4a16-g32", "fp8-dynamic", "fp8-block", "nvfp4", "mxfp4"] {
-        // The library's own rounding: its second scales are reciprocals of bf16 values, which come back exactly.
-        let source = testkit::tiny_model("tiny-qwen3");
-        let text = succeeds(tmp.path(), &["recipes", "show", recipe]).stdout;
-        let text = text.replace("rounding = \"rad\"", "rounding = \"compressed-tensors\"");
-        fs::write(tmp.path().join("r.toml"), text).expect("writes");
-        let source = source.to_str().expect("UTF-8");
-        succeeds(tmp.path(), &["convert", source, "--recipe", "r.toml", "-o", "t.rad"]);
-        succeeds(tmp.path(), &["export", "t.rad", "--format", "compressed-tensors", "-o", recipe]);
-        succeeds(tmp.path(), &["convert", recipe, "--recipe", "keep.toml", "-o", "again.rad"]);
-        succeeds(tmp.path(), &["validate", "again.rad", "--against", recipe]);
-        for weight in ["blk.0.attn_q.weight", "blk.1.attn_output.weight", "blk.3.ffn_down.weight"] {
-            let raw = |file: &str, out: &str| {
-                succeeds(tmp.path(), &["extract", file, weight, "--raw", "-o", out]);
-                fs::read(tmp.path().join(out)).expect("reads")
-            };
-            assert!(raw("t.rad", "a") == raw("again.rad", "b"), "{recipe} {weight}");
+    fs::write(at("keep.toml"), keep).expect("writes");
+    let source = testkit::tiny_model("tiny-qwen3");
+    let source = source.to_str().expect("UTF-8");
+    let mut compared = BTreeMap::new();
+    for (recipe, format) in [
+        ("w8a16", "compressed-tensors pack-quantized"),
+        ("w4a16-g32", "compressed-tensors pack-quantized"),
+        ("fp8-dynamic", "compressed-tensors float-quantized"),
+        ("fp8-block", "compressed-tensors float-quantized"),
+        ("nvfp4", "compressed-tensors nvfp4-pack-quantized"),
+        ("mxfp4", "compressed-tensors mxfp4-pack-quantized"),
+    ] {
+        for rounding in ["rad", "compressed-tensors"] {
+            let text = succeeds(tmp.path(), &["recipes", "show", recipe]).stdout;
+            let text = text.replace("rounding = \"rad\"", &format!("rounding = \"{rounding}\""));
+            fs::write(at("r.toml"), text).expect("writes");
+            let out = format!("{recipe}-{rounding}");
+            succeeds(tmp.path(), &["convert", source, "--recipe", "r.toml", "-o", "t.rad"]);
+            let export = ["export", "t.rad", "--format", "compressed-tensors", "-o", &out];
+            succeeds(tmp.path(), &export);
+            succeeds(tmp.path(), &["convert", &out, "--recipe", "keep.toml", "-o", "again.rad"]);
+            succeeds(tmp.path(), &["validate", "again.rad", "--against", &out]);
+            let (was, is) = (digests_of(&at("t.rad")), digests_of(&at("again.rad")));
+            assert!(was.len() > 40, "{}", was.len());
+            assert_eq!(was, is, "{out}");
+            let quantized = was.values().filter(|(encoding, _)| encoding.contains('*')).count();
+            *compared.entry(format.to_owned()).or_default() += quantized;
+            if recipe == "nvfp4" {
+                // The library's own second scales are reciprocals; radiance's are any f32.
+                let noted = factors(&at(&out));
+                assert_eq!(noted.is_empty(), rounding == "compressed-tensors", "{noted:?}");
+                for (tensor, factor) in noted {
+                    let weight = tensor.replace("_global_scale", "");
+                    assert!((1.0 / (1.0 / factor)) != factor, "{weight} {factor}");
+                }
+            }
         }
     }
+    testkit::proofs::proved(
+        "an_exported_folder_reads_back_as_a_source_with_the_same_codes_scales_and_digests",
+        &compared,
+    );
+}
+
+/// The factors that a folder notes for its global divisors.
+fn factors(folder: &Path) -> BTreeMap<String, f32> {
+    let bytes = fs::read(folder.join("model.safetensors")).expect("one shard");
+    let (_, header) = SafeTensors::read_metadata(&bytes).expect("a safetensors file");
+    let metadata = header.metadata().as_ref().expect("metadata");
+    let noted = metadata.iter().filter_map(|(key, value)| {
+        Some((key.strip_prefix(FACTOR_KEY)?.to_owned(), value.parse().expect("a number")))
+    });
+    noted.collect()
+}
+
+#[test]
+fn a_noted_factor_that_its_divisor_contradicts_is_refused_by_name() {
+    let tmp = tempdir().expect("a folder");
+    convert(tmp.path(), "tiny-qwen3", "nvfp4");
+    succeeds(tmp.path(), &["export", "t.rad", "--format", "compressed-tensors", "-o", "x"]);
+    let path = tmp.path().join("x/model.safetensors");
+    let (tensor, factor) = factors(&tmp.path().join("x")).pop_first().expect("a noted factor");
+    let shown = format!("\"{factor:e}\"");
+    let other = format!("\"{}\"", "9".repeat(shown.len() - 2));
+    let mut bytes = fs::read(&path).expect("reads");
+    let at = bytes.windows(shown.len()).position(|w| w == shown.as_bytes()).expect("the note");
+    bytes[at..at + shown.len()].copy_from_slice(other.as_bytes());
+    fs::write(&path, bytes).expect("writes");
+    let ran = radpack(tmp.path(), &["convert", "x", "--recipe", "bf16", "-o", "y.rad"]);
+    assert_eq!(ran.code, 3, "{}", ran.stderr);
+    let text = ran.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains(&tensor), "{text}");
+    assert!(text.contains("which is not the reciprocal of the 999"), "{text}");
 }

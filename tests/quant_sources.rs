@@ -2,10 +2,10 @@
 
 mod checkpoint_support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
-use checkpoint_support::{Model, Tensor, file};
+use checkpoint_support::{Model, Tensor, e2m1, e4m3, file};
 use half::bf16;
 use proptest::prelude::*;
 use radpack::checkpoint::Checkpoint;
@@ -13,9 +13,12 @@ use radpack::model::{self, Weight};
 use radpack::quantize::{Decoder, PlaneSlice};
 use radpack::tensor::{DType, PlaneLayout};
 use safetensors::SafeTensors;
+use testkit::proofs::{ct_format, modelopt_format, proved_each, proved_one};
 
 /// Type, shape and bytes by name.
 type Golden = BTreeMap<String, (&'static str, Vec<u64>, Vec<u8>)>;
+
+const DTYPES: [&str; 9] = ["U8", "I8", "F8_E4M3", "F8_E8M0", "BF16", "F16", "F32", "I32", "I64"];
 
 fn golden(file: &str) -> Golden {
     let path = format!("{}/fixtures/quant-sources/{file}.safetensors", env!("CARGO_MANIFEST_DIR"));
@@ -23,18 +26,9 @@ fn golden(file: &str) -> Golden {
     let all = SafeTensors::deserialize(&bytes).expect("safetensors");
     all.iter()
         .map(|(name, view)| {
-            let dtype = match format!("{}", view.dtype()).as_str() {
-                "U8" => "U8",
-                "I8" => "I8",
-                "F8_E4M3" => "F8_E4M3",
-                "F8_E8M0" => "F8_E8M0",
-                "BF16" => "BF16",
-                "F16" => "F16",
-                "F32" => "F32",
-                "I32" => "I32",
-                "I64" => "I64",
-                other => panic!("{name}: {other}"),
-            };
+            let found = view.dtype().to_string();
+            let dtype = DTYPES.into_iter().find(|d| *d == found);
+            let dtype = dtype.unwrap_or_else(|| panic!("{name}: {found}"));
             let shape = view.shape().iter().map(|&n| n as u64).collect();
             (name.to_owned(), (dtype, shape, view.data().to_vec()))
         })
@@ -177,6 +171,8 @@ fn every_format_of_compressed_tensors_decodes_to_its_own_decompression() {
             keeps_exactly(&checkpoint, &weight, name);
         }
     }
+    let test = "every_format_of_compressed_tensors_decodes_to_its_own_decompression";
+    proved_each(test, encodings.keys().map(|case| ct_format(case)));
     let shown: Vec<String> = encodings.iter().map(|(n, (t, e))| format!("{n}: {t} {e}")).collect();
     insta::assert_snapshot!(shown.join("\n"), @r"
     edge/fp8_block: bf16 fp8_e4m3*bf16[128x128]
@@ -269,17 +265,6 @@ fn zero_points_packed_down_the_rows_become_rows() {
     keeps_exactly(&unpacked, &same, "unpacked zero points");
 }
 
-fn e4m3(byte: u8) -> f32 {
-    float8::F8E4M3::from_bits(byte).to_f32()
-}
-
-const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-
-fn e2m1(code: u8) -> f32 {
-    let value = E2M1[usize::from(code & 7)];
-    if code & 8 != 0 { -value } else { value }
-}
-
 fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
@@ -288,6 +273,7 @@ fn f32s(bytes: &[u8]) -> Vec<f32> {
 fn every_format_of_modelopt_decodes_by_its_formula() {
     let all = golden("modelopt");
     let two = |byte: u8| [e2m1(byte & 15), e2m1(byte >> 4)];
+    let mut compared = Vec::new();
     let exp = |byte: u8| 2f32.powi(i32::from(byte) - 127);
     for format in [
         "edge/fp8_tensor/",
@@ -339,7 +325,9 @@ fn every_format_of_modelopt_decodes_by_its_formula() {
         let differs = got.iter().zip(&want).position(|(a, b)| !same(*a, *b));
         assert_eq!(differs.map(|i| (i, got[i], want[i])), None, "{format}");
         keeps_exactly(&checkpoint, &weight, format);
+        compared.push(modelopt_format(format));
     }
+    proved_each("every_format_of_modelopt_decodes_by_its_formula", compared);
 }
 
 #[test]
@@ -384,6 +372,8 @@ fn fine_grained_fp8_multiplies_by_scale_inv_of_every_type() {
         .collect();
     assert_eq!(decoded(&powers, &fp8), want);
     keeps_exactly(&powers, &fp8, "ue8m0");
+    let test = "fine_grained_fp8_multiplies_by_scale_inv_of_every_type";
+    proved_one(test, "transformers fine-grained fp8", 2);
 }
 
 #[test]
@@ -428,6 +418,7 @@ fn unpacked(plane: &[u8], bits: usize, rows: usize, cols: usize) -> Vec<u8> {
 #[test]
 fn gptq_gives_the_codes_and_zero_points_that_went_in() {
     let all = golden("other");
+    let mut compared = BTreeSet::new();
     for (version, format) in [
         ("v1", ""),
         ("v1", r#", "checkpoint_format": "gptq""#),
@@ -463,8 +454,11 @@ fn gptq_gives_the_codes_and_zero_points_that_went_in() {
                 .collect();
             assert_eq!(decoded(&checkpoint, &weight), want, "{case}");
             keeps_exactly(&checkpoint, &weight, &case);
+            compared.insert((format!("GPTQ {version}"), bits));
         }
     }
+    let formats = compared.into_iter().map(|(format, _)| format);
+    proved_each("gptq_gives_the_codes_and_zero_points_that_went_in", formats);
 }
 
 #[test]
@@ -513,6 +507,11 @@ fn autoawq_gives_the_codes_that_went_in_and_equals_its_conversion_to_compressed_
     let (_other, converted) = checkpoint(&all, "autoawq_gemm/ct_out/", &[], "");
     let same = self::weight(&converted);
     assert_eq!(decoded(&converted, &same), decoded(&awq, &weight));
+    proved_one(
+        "autoawq_gives_the_codes_that_went_in_and_equals_its_conversion_to_compressed_tensors",
+        "AutoAWQ gemm",
+        1,
+    );
 }
 
 #[test]
@@ -539,6 +538,7 @@ fn gpt_oss_experts_decode_with_outputs_as_rows() {
         .collect();
     assert_eq!(as_bf16(&decoded(&checkpoint, &weight)), want);
     keeps_exactly(&checkpoint, &weight, "gpt-oss");
+    proved_one("gpt_oss_experts_decode_with_outputs_as_rows", "gpt-oss MXFP4", 1);
 }
 
 #[test]

@@ -194,7 +194,8 @@ pub struct Source {
 /// A file of the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SourceFile {
-    /// Path inside the checkpoint, with `/`; one of a merged draft model stands under `draft/`.
+    /// Path inside the checkpoint, with `/`; one of a merged draft model stands under `draft/`. `imatrix` is the file
+    /// of importances that weighed searches.
     pub path: String,
     /// Length.
     pub bytes: u64,
@@ -286,6 +287,9 @@ pub struct WeightRecord {
     /// Number of the recipe's rule that decided it, counted from 1; none for kept weights.
     #[serde(default)]
     pub rule: Option<u32>,
+    /// The matrix of the imatrix that weighed its search, e.g. `blk.1.ffn_down_exps[5]`; none where nothing did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub importance: Option<String>,
     /// The weight whose values this one repeats. If it has no entry of its own, that one's entry serves both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tied_to: Option<String>,

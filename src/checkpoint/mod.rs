@@ -41,7 +41,7 @@ pub use digest::{FileDigest, SourceFile};
 pub use gguf::original_name as gguf_original_name;
 pub use json::{JsonFile, MAX_CONFIG_BYTES};
 pub use open::Checkpoint;
-pub use quantized::QuantizedWith;
+pub use quantized::{FACTOR_KEY, QuantizedWith};
 pub use safetensors::dtype_name as safetensors_dtype;
 pub use side::{LeftOut, MAX_SIDE_FILE_BYTES, SideFile};
 pub use source::{

@@ -1,5 +1,6 @@
 //! One safetensors file: its header, and its bytes as a read-only map.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -17,6 +18,8 @@ pub(super) struct Shard {
     pub path: String,
     /// Where its bytes are.
     pub found: Found,
+    /// The header's `__metadata__`; empty for other files than safetensors.
+    pub metadata: BTreeMap<String, String>,
     map: Mmap,
 }
 
@@ -31,7 +34,7 @@ impl Shard {
         found: Found,
     ) -> Result<(Shard, Header), Vec<Diagnostic>> {
         let shown = folder.show(path);
-        let shard = Shard::map(folder, path, found).map_err(|e| vec![e])?;
+        let mut shard = Shard::map(folder, path, found).map_err(|e| vec![e])?;
         let header = safetensors::read_header(&shard.map).map_err(|faults| {
             let diagnostic = |fault: &safetensors::Fault| {
                 let problem = Diagnostic::new("checkpoint", format!("{shown}: {fault}"));
@@ -42,6 +45,7 @@ impl Shard {
             };
             faults.iter().map(diagnostic).collect::<Vec<_>>()
         })?;
+        shard.metadata = header.metadata.clone();
         Ok((shard, header))
     }
 
@@ -57,7 +61,7 @@ impl Shard {
         // Weights are read front to back, in large pieces.
         #[cfg(unix)]
         let _ = map.advise(memmap2::Advice::Sequential);
-        Ok(Shard { path: path.to_owned(), found, map })
+        Ok(Shard { path: path.to_owned(), found, metadata: BTreeMap::new(), map })
     }
 
     /// All its bytes.

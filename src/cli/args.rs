@@ -97,6 +97,9 @@ pub struct Convert {
     /// Devices that share the model; overwrites the recipe's [target] devices.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub devices: Option<u32>,
+    /// Importances of llama.cpp's llama-imatrix (.gguf or .dat): rules with quantizer = "search" weigh errors by them.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub imatrix: Option<PathBuf>,
     /// Copy weights that this older artifact holds already; the output's bytes stay the same.
     #[arg(long, value_name = "OLD.rad", value_hint = ValueHint::FilePath, conflicts_with = "dry_run")]
     pub reuse: Option<PathBuf>,
@@ -129,6 +132,9 @@ pub struct Validate {
     /// The draft model that was merged in.
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath, requires = "against")]
     pub draft_model: Option<String>,
+    /// The importances that weighed its searches.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "against")]
+    pub imatrix: Option<PathBuf>,
     /// Common switches.
     #[command(flatten)]
     pub common: Common,

@@ -15,8 +15,8 @@ use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Rounding, Use};
 
 use super::args::Convert;
 use super::documents::{
-    ConvertDocument, DeviceDocument, ProblemDocument, RuleDocument, TailDocument, UseDocument,
-    WeightDocument,
+    ConvertDocument, DeviceDocument, ImatrixDocument, ProblemDocument, RuleDocument, TailDocument,
+    UseDocument, WeightDocument,
 };
 use super::output::Output;
 use super::progress::Bars;
@@ -48,7 +48,7 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
     let converted = converted?;
 
     if output.json() {
-        let errors = relative_errors(&converted.errors);
+        let errors = converted.errors.iter().map(|e| (e.weight.as_str(), e)).collect();
         let mut document = document(&plan, false, Some(out), &errors);
         document.digest = Some(digests::hex(&converted.digest));
         document.reused = converted.reused;
@@ -82,7 +82,8 @@ fn plan(args: &Convert) -> Result<Plan> {
     let mut sets = args.sets.clone();
     sets.extend(args.devices.map(|n| format!("target.devices={n}")));
     let recipe = request::recipe(args.recipe.as_deref(), &sets)?;
-    let sources = request::sources(&args.source, args.draft_model.as_deref())?;
+    let sources =
+        request::sources(&args.source, args.draft_model.as_deref(), args.imatrix.as_deref())?;
     let request =
         Request { weights_only: args.weights_only, tokenizer_required: !args.no_tokenizer };
     pipeline::plan(sources, recipe, request)
@@ -93,10 +94,6 @@ fn nothing_written(mut failure: Failure) -> Failure {
         .closing
         .get_or_insert_with(|| "nothing was read beyond the headers, nothing was written".into());
     failure
-}
-
-fn relative_errors(errors: &[WeightError]) -> BTreeMap<&str, f64> {
-    errors.iter().filter_map(|e| Some((e.weight.as_str(), e.relative()?))).collect()
 }
 
 /// The worst weights and the mean, by relative error.
@@ -141,6 +138,16 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
         some => list(&some.iter().map(|r| r.name()).collect::<Vec<_>>(), some.len()),
     };
     let _ = writeln!(text, "recipe    {name} (sha256 {}…) · rounding {roundings}\n", &digest[..8]);
+    if let Some(imatrix) = &plan.sources.imatrix {
+        let _ = writeln!(
+            text,
+            "imatrix   {} (sha256 {}…) · weighs {} of {} searched weights\n",
+            size(imatrix.file().bytes),
+            &digests::hex(&imatrix.file().sha256)[..8],
+            count(plan.importances.entries.len() as u64),
+            count(plan.importances.searched as u64)
+        );
+    }
     text.push_str(&rules(plan));
     text.push('\n');
     if !plan.placement.single() {
@@ -352,7 +359,7 @@ fn document(
     plan: &Plan,
     dry_run: bool,
     out: Option<&Path>,
-    errors: &BTreeMap<&str, f64>,
+    errors: &BTreeMap<&str, &WeightError>,
 ) -> ConvertDocument {
     let assignment = &plan.assignment;
     let rules = plan.recipe.rules.iter().zip(&assignment.rules).map(|(rule, used)| RuleDocument {
@@ -377,9 +384,12 @@ fn document(
                 shape: w.shape.extents().to_vec(),
                 encoding: a.encoding_name.to_string(),
                 rule: a.rule.map(|r| r + 1),
+                importance: plan.importances.entries.get(&a.weight).map(|e| e.shown.clone()),
                 stored: a.stored(),
                 bytes: if a.stored() { stored_bytes(a, w) } else { 0 },
-                relative_error: errors.get(w.name.as_str()).copied(),
+                relative_error: errors.get(w.name.as_str()).and_then(|e| e.relative()),
+                squared_error: errors.get(w.name.as_str()).map(|e| e.squared_error),
+                squared: errors.get(w.name.as_str()).map(|e| e.squared),
             },
         );
     ConvertDocument {
@@ -391,6 +401,12 @@ fn document(
         reused: 0,
         recipe: plan.recipe.name.clone(),
         recipe_sha256: plan.recipe.digest(),
+        imatrix: plan.sources.imatrix.as_ref().map(|imatrix| ImatrixDocument {
+            bytes: imatrix.file().bytes,
+            sha256: digests::hex(&imatrix.file().sha256),
+            searched: plan.importances.searched,
+            weighed: plan.importances.entries.len(),
+        }),
         family: plan.spec.as_ref().map(|s| s.family.to_owned()),
         totals: sums(&assignment.total),
         devices: devices(plan),

@@ -104,6 +104,8 @@ pub struct ConvertDocument {
     pub recipe: String,
     /// Digest of the resolved recipe.
     pub recipe_sha256: String,
+    /// The importances that weigh searches; absent without any.
+    pub imatrix: Option<ImatrixDocument>,
     /// Family, absent for a weights-only conversion.
     pub family: Option<String>,
     /// Stored weights, their elements and bytes.
@@ -122,6 +124,19 @@ pub struct ConvertDocument {
     pub unused: BTreeMap<String, String>,
     /// What looks odd and stops nothing.
     pub warnings: Vec<ProblemDocument>,
+}
+
+/// A file of importances.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ImatrixDocument {
+    /// Its length.
+    pub bytes: u64,
+    /// Its digest.
+    pub sha256: String,
+    /// Stored weights whose scales are searched.
+    pub searched: usize,
+    /// Those among them that have importances.
+    pub weighed: usize,
 }
 
 /// Sums over weights.
@@ -197,12 +212,18 @@ pub struct WeightDocument {
     pub encoding: String,
     /// Number of the rule that decided it, from 1; absent when kept.
     pub rule: Option<usize>,
+    /// The matrix of the imatrix that weighs its search; absent where nothing does.
+    pub importance: Option<String>,
     /// Whether it has an entry of its own.
     pub stored: bool,
     /// Bytes of its planes.
     pub bytes: u64,
     /// Relative error (Frobenius); absent in a dry run, for kept weights and for weights of zeros.
     pub relative_error: Option<f64>,
+    /// Sum of the squared errors; absent in a dry run and for kept weights.
+    pub squared_error: Option<f64>,
+    /// Sum of the squared values; absent in a dry run and for kept weights.
+    pub squared: Option<f64>,
 }
 
 /// `radpack validate`

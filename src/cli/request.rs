@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use radpack::checkpoint::{Checkpoint, OpenOptions};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result};
-use radpack::pipeline::Sources;
+use radpack::pipeline::{Imatrix, Sources};
 use radpack::quantize::kernel;
 use radpack::recipe::{self, Recipe};
 
@@ -16,14 +16,15 @@ pub fn source(text: &str) -> Result<Checkpoint> {
     Checkpoint::open(Path::new(text), &OpenOptions::default())
 }
 
-/// Opens a source and, if one is named, its draft model.
-pub fn sources(main: &str, draft: Option<&str>) -> Result<Sources> {
+/// Opens a source and, if they are named, its draft model and importances.
+pub fn sources(main: &str, draft: Option<&str>, imatrix: Option<&Path>) -> Result<Sources> {
     let main = source(main)?;
     let draft = draft.map(source).transpose().map_err(|mut failure| {
         failure.headline = format!("the draft model: {}", failure.headline);
         failure
     })?;
-    Ok(Sources { main, draft })
+    let imatrix = imatrix.map(Imatrix::open).transpose()?;
+    Ok(Sources { main, draft, imatrix })
 }
 
 /// Loads a recipe by name or path and applies the overrides.

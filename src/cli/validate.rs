@@ -101,7 +101,17 @@ fn against(
         let problem = Diagnostic::new("against", message).help(help);
         return Err(Failure::one(FailureKind::Usage, "there is nothing to compare", problem));
     }
-    let sources = request::sources(source, args.draft_model.as_deref())?;
+    let weighed = manifest.source.files.iter().any(|f| f.path == pipeline::IMATRIX_FILE);
+    if weighed != args.imatrix.is_some() {
+        let (message, help) = if weighed {
+            ("an imatrix weighed the file's searches", "--imatrix FILE names it")
+        } else {
+            ("no imatrix weighed the file's searches", "leave --imatrix out")
+        };
+        let problem = Diagnostic::new("against", message).help(help);
+        return Err(Failure::one(FailureKind::Usage, "there is nothing to compare", problem));
+    }
+    let sources = request::sources(source, args.draft_model.as_deref(), args.imatrix.as_deref())?;
     let weights_only = manifest.model.family.is_none();
     let plan = pipeline::plan_of(artifact, sources, weights_only)?;
     let bars = Bars::new(plan.sources.bytes(), plan.assignment.total.source_bytes);

@@ -77,9 +77,15 @@ pub(super) fn weight<'a>(
         let one = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).ok();
         let second = content.weight.rows(k, 0..1).ok().and_then(|bytes| one(&bytes));
         let second = second.ok_or_else(|| refuse("its second scale is not one f32".to_owned()))?;
-        let divisor = divisor_of(f32::from_le_bytes(second));
+        let second = f32::from_le_bytes(second);
+        let divisor = divisor_of(second);
+        if !(second.is_normal() && divisor.is_normal() && second > 0.0) {
+            return Err(refuse(format!("its second scale, {second:e}, has no f32 reciprocal")));
+        }
         let bytes = Bytes::Made(divisor.to_le_bytes().to_vec());
-        tensors.push(tensor("weight_global_scale", DType::F32, vec![1], bytes));
+        let mut divides = tensor("weight_global_scale", DType::F32, vec![1], bytes);
+        divides.factor = (1.0 / divisor != second).then_some(second);
+        tensors.push(divides);
     }
     if layout.kind == Kind::PackQuantized {
         let bytes = [rows, cols].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -101,7 +107,9 @@ pub(super) fn weight<'a>(
 }
 
 /// The divisor whose reciprocal is this second scale: a divisor there, a multiplier here. The library rounds its
-/// divisors to bf16, and one that was is found again exactly.
+/// divisors to bf16, and one that was is found again exactly. Between 2^-0.5 and 1 (times any power of two) f32 lies
+/// closer than the reciprocals of f32, so 17 % of all second scales are no reciprocal; the nearest divisor then goes with
+/// a note of the scale.
 fn divisor_of(second: f32) -> f32 {
     let divisor = 1.0 / second;
     let rounded = half::bf16::from_f32(divisor).to_f32();
@@ -269,5 +277,25 @@ mod tests {
         let why = "176 columns are no multiple of the group of 32";
         assert_eq!(mxfp4.in_whole_groups(176), Err(why.to_owned()));
         assert_eq!(mxfp4.in_whole_groups(192), Ok((mxfp4, None)));
+    }
+
+    #[test]
+    fn a_divisor_that_reads_back_is_found_wherever_there_is_one() {
+        let mut none = 0u32;
+        for mantissa in 0..1u32 << 23 {
+            let second = f32::from_bits(0x3a80_0000 | mantissa);
+            let divisor = divisor_of(second);
+            if 1.0 / divisor == second {
+                continue;
+            }
+            none += 1;
+            // Reciprocals only fall, and these on either side pass the scale by.
+            let (below, above) = (divisor.next_down(), divisor.next_up());
+            assert!(1.0 / below != second && 1.0 / above != second, "{second:e}");
+            // What a reader checks the note against.
+            assert_eq!(1.0 / second, divisor, "{second:e}");
+        }
+        let share = f64::from(none) / f64::from(1u32 << 23);
+        assert!((0.171..0.172).contains(&share), "{share}");
     }
 }

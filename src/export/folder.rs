@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::artifact::manifest::Manifest;
 use crate::artifact::{Artifact, layout as names};
-use crate::checkpoint::safetensors_dtype;
+use crate::checkpoint::{FACTOR_KEY, safetensors_dtype};
 use crate::diag::{Diagnostic, Failure, FailureKind, Result};
 
 use super::tensors::Tensor;
@@ -110,7 +110,15 @@ fn write_shard(path: &Path, tensors: &[&Tensor<'_>]) -> io::Result<()> {
     let mut order: Vec<&&Tensor<'_>> = tensors.iter().collect();
     order.sort_by(|a, b| b.dtype.bits().cmp(&a.dtype.bits()).then_with(|| a.name.cmp(&b.name)));
     let mut header = Map::new();
-    header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
+    let mut metadata = Map::new();
+    metadata.insert("format".to_owned(), json!("pt"));
+    for tensor in tensors {
+        if let Some(factor) = tensor.factor {
+            // The shortest digits that read back as this f32.
+            metadata.insert(format!("{FACTOR_KEY}{}", tensor.name), json!(format!("{factor:e}")));
+        }
+    }
+    header.insert("__metadata__".to_owned(), Value::Object(metadata));
     let mut at = 0u64;
     for tensor in &order {
         let dtype = safetensors_dtype(tensor.dtype).ok_or_else(|| {

@@ -93,6 +93,8 @@ pub(super) struct Tensor<'a> {
     pub shape: Vec<u64>,
     /// Its bytes.
     pub bytes: Bytes<'a>,
+    /// What a divisor is the reciprocal of, where that is not the reciprocal of the divisor.
+    pub factor: Option<f32>,
 }
 
 impl<'a> Tensor<'a> {
@@ -112,12 +114,12 @@ impl<'a> Tensor<'a> {
             Some(dtype) if contents.iter().all(|c| plain(c) == Some(dtype)) => dtype,
             _ => decoded,
         };
-        Tensor { name, dtype, shape, bytes: Bytes::Values(contents) }
+        Tensor { name, dtype, shape, bytes: Bytes::Values(contents), factor: None }
     }
 
     /// A tensor of bytes that exist.
     pub fn of(name: String, dtype: DType, shape: Vec<u64>, bytes: Bytes<'a>) -> Tensor<'a> {
-        Tensor { name, dtype, shape, bytes }
+        Tensor { name, dtype, shape, bytes, factor: None }
     }
 
     /// Its length in bytes; saturates for shapes that no checkpoint has.

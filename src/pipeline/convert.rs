@@ -151,6 +151,7 @@ impl<'a> Work<'a> {
                 planes,
                 stored_bytes: weight.stored.as_ref().map(|stored| stored.bytes),
                 method: &assigned.method,
+                importance: importance(plan, assigned.weight, weight)?,
                 share: assigned.share,
                 may_be_infinite: weight.may_be_infinite && *assigned.method == Method::Keep,
             });
@@ -181,6 +182,17 @@ impl<'a> Work<'a> {
     pub fn weight(&self, plan: &'a Plan, job: usize) -> Option<&'a Weight> {
         plan.table.weights.get(*self.weights.get(job)?)
     }
+}
+
+/// The importances that the plan gives a weight.
+fn importance<'a>(plan: &'a Plan, index: usize, weight: &Weight) -> Result<Option<&'a [f32]>> {
+    let Some(entry) = plan.importances.entries.get(&index) else { return Ok(None) };
+    let cols = weight.shape.matrix().map_or(0, |(_, cols)| cols);
+    let found = plan.sources.imatrix.as_ref().and_then(|i| i.columns(entry, cols));
+    found.map(Some).ok_or_else(|| {
+        let what = format!("the importances of {} are gone", weight.name);
+        Failure::plain(FailureKind::Failed, what)
+    })
 }
 
 fn pool(threads: usize) -> Result<rayon::ThreadPool> {

@@ -9,6 +9,7 @@
 mod compare;
 mod convert;
 mod disk;
+mod imatrix;
 mod plan;
 mod programs;
 mod reuse;
@@ -18,6 +19,7 @@ mod sources;
 pub use compare::{Comparison, compare, plan_of};
 pub use convert::{ConvertOptions, Converted, convert, convert_reusing};
 pub use disk::free_bytes;
+pub use imatrix::{Entry as ImportanceEntry, IMATRIX_FILE, Imatrix, Importances};
 pub use plan::{Plan, Request, plan};
 pub use programs::{
     Compiled, ProgramsError, check as check_programs, read as read_programs, sizes,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use super::imatrix::{self, Importances};
 use super::programs::{self, Compiled};
 use super::shards;
 use super::sources::Sources;
@@ -50,6 +51,8 @@ pub struct Plan {
     pub placement: Placement,
     /// What the model was compiled to; none without a family.
     pub compiled: Option<Compiled>,
+    /// Importances of the weights that are searched.
+    pub importances: Importances,
     /// The manifest, digests still zero.
     pub manifest: Manifest,
     /// The table of who holds what, digests still zero; none for one device.
@@ -67,13 +70,14 @@ pub struct Plan {
 pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Result<Plan> {
     let sources = sources.into();
     sources.refuse_quantized()?;
+    imatrix::wanted(&sources, &recipe)?;
     let Understood { spec, draft, mut table } = understand(&sources, request.weights_only)?;
     for weight in &mut table.weights {
         weight.stored = sources.of(weight).ok().and_then(|checkpoint| checkpoint.stored(weight));
     }
     table.unused.extend(sources.unused());
     table.unused.sort();
-    let (assignment, mut warnings) = decide(&sources, &recipe, &table, request)?;
+    let (assignment, importances, mut warnings) = decide(&sources, &recipe, &table, request)?;
     warnings.extend(assignment.warnings.iter().cloned());
     let models = Models { main: spec.as_ref(), draft: draft.as_ref() };
     let placement = place(&recipe, models, &table, &assignment)?;
@@ -99,6 +103,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         spec: spec.as_ref(),
         table: &table,
         assignment: &assignment,
+        importances: &importances,
         placement: &placement,
         partition: partition.as_ref(),
         compiled: compiled.as_ref(),
@@ -112,6 +117,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         draft,
         table,
         assignment,
+        importances,
         placement,
         compiled,
         manifest,
@@ -224,7 +230,7 @@ fn decide(
     recipe: &Recipe,
     table: &WeightTable,
     request: Request,
-) -> Result<(Assignment, Vec<Diagnostic>)> {
+) -> Result<(Assignment, Importances, Vec<Diagnostic>)> {
     let mut problems = Problems::new();
     let checkpoint = &sources.main;
     let mut warnings = checkpoint.notes().to_vec();
@@ -252,8 +258,11 @@ fn decide(
     match recipe.resolve(table, checkpoint.display_name()) {
         Ok(assignment) => {
             problems.extend(rows_too_long(&assignment, table));
+            let (importances, wrong, odd) = imatrix::assign(sources, recipe, table, &assignment);
+            problems.extend(wrong);
+            warnings.extend(odd);
             let headline = "this source and recipe do not fit";
-            problems.finish(FailureKind::Refused, headline, (assignment, warnings))
+            problems.finish(FailureKind::Refused, headline, (assignment, importances, warnings))
         }
         Err(mut failure) => {
             failure.problems.splice(0..0, problems.into_vec());
@@ -291,6 +300,7 @@ struct Parts<'a> {
     placement: &'a Placement,
     partition: Option<&'a Partition>,
     compiled: Option<&'a Compiled>,
+    importances: &'a Importances,
 }
 
 impl Parts<'_> {
@@ -478,6 +488,7 @@ impl Parts<'_> {
                 from: w.parts.iter().map(|p| self.weight_source(w, p)).collect(),
                 encoding: a.encoding_name.to_string(),
                 rule: a.rule.map(|r| r as u32 + 1),
+                importance: self.importances.entries.get(&a.weight).map(|e| e.shown.clone()),
                 tied_to: w.tied_to.clone(),
             })
             .collect();

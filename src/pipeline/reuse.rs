@@ -1,7 +1,7 @@
 //! Weights of an older artifact that a new one would make again, byte for byte.
 //!
 //! A weight is copied when its tensors lie in source files whose sha256 the old manifest lists too, and its name,
-//! parts, shape, encoding, quantizer and options are equal; when its scales depend on other weights (a shared second
+//! parts, shape, encoding, quantizer and options are equal, and its importances if any; when its scales depend on other weights (a shared second
 //! level), the whole recipe must be equal as well. Its bytes are checked against the old file's digests before they
 //! are believed. Another version of the program may round differently, so its files are not reused.
 
@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::Plan;
+use super::{IMATRIX_FILE, Plan};
 use crate::artifact::errors::{self, WeightError};
 use crate::artifact::manifest::{Manifest, WeightRecord};
 use crate::artifact::{Artifact, Entry, OpenError, WeightView, Weights, digests, layout as names};
@@ -104,6 +104,12 @@ impl Reuse {
             m.weights.iter().map(|w| (w.name.clone(), w.clone())).collect()
         };
         let (was, is) = (records(&self.manifest), records(&plan.manifest));
+        let imatrix = |m: &Manifest| -> Option<String> {
+            let file = m.source.files.iter().find(|f| f.path == IMATRIX_FILE)?;
+            Some(file.sha256.to_string())
+        };
+        let now = plan.sources.imatrix.as_ref().map(|i| digests::hex(&i.file().sha256));
+        let same_imatrix = imatrix(&self.manifest) == now;
         let same_recipe = self.manifest.recipe.sha256 == plan.manifest.recipe.sha256;
         let candidates: Vec<(usize, &Weight)> =
             plan.assignment
@@ -111,7 +117,12 @@ impl Reuse {
                 .filter(|(a, w)| {
                     let from =
                         |m: &BTreeMap<String, WeightRecord>| m.get(&w.name).map(|r| r.from.clone());
+                    let weighed = |m: &BTreeMap<String, WeightRecord>| {
+                        m.get(&w.name).and_then(|r| r.importance.clone())
+                    };
                     *a.method != Method::Keep
+                        && weighed(&was) == weighed(&is)
+                        && (same_imatrix || weighed(&is).is_none())
                         && (same_recipe || !Encoder::needs_peak(&a.method))
                         && from(&was) == from(&is)
                         && self.same_weight(stored, a, w)

@@ -1,9 +1,10 @@
-//! The checkpoints of one conversion: the model, and the draft model that is merged into it.
+//! What one conversion reads: the model, the draft model that is merged into it, and importances.
 
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
+use super::imatrix::Imatrix;
 use crate::checkpoint::{Checkpoint, FileDigest, SideFile};
 use crate::diag::Result;
 use crate::model::{DRAFT_PREFIX, Origin, Weight};
@@ -16,18 +17,20 @@ pub const DRAFT_FOLDER: &str = "draft/";
 /// The one file of a draft model that goes into the artifact.
 const DRAFT_CONFIG: &str = "config.json";
 
-/// A checkpoint, and the draft model that is merged into it.
+/// A checkpoint, the draft model that is merged into it, and importances for searches.
 #[derive(Debug)]
 pub struct Sources {
     /// The model.
     pub main: Checkpoint,
     /// Its draft model.
     pub draft: Option<Checkpoint>,
+    /// Importances of columns.
+    pub imatrix: Option<Imatrix>,
 }
 
 impl From<Checkpoint> for Sources {
     fn from(main: Checkpoint) -> Sources {
-        Sources { main, draft: None }
+        Sources { main, draft: None, imatrix: None }
     }
 }
 
@@ -91,12 +94,13 @@ impl Sources {
     }
 
     /// Every file that the output depends on, with its length, in byte order of paths. Those of the draft model stand
-    /// under `draft/`.
+    /// under `draft/`, importances are [`IMATRIX_FILE`](super::IMATRIX_FILE).
     pub fn files(&self) -> Vec<(String, u64)> {
         let main = self.main.files().iter().map(|f| (f.path.clone(), f.bytes));
         let draft = self.draft.iter().flat_map(|d| d.files());
         let draft = draft.map(|f| (format!("{DRAFT_FOLDER}{}", f.path), f.bytes));
         let mut files: Vec<(String, u64)> = main.chain(draft).collect();
+        files.extend(self.imatrix.iter().map(|i| (i.file().path.clone(), i.file().bytes)));
         files.sort();
         files
     }
@@ -152,13 +156,25 @@ impl Sources {
             all.extend(
                 digests.map(|d| FileDigest { path: format!("{DRAFT_FOLDER}{}", d.path), ..d }),
             );
-            all.sort_by(|a, b| a.path.cmp(&b.path));
         }
+        if let Some(imatrix) = &self.imatrix {
+            // It was read and hashed as a whole when it was opened.
+            progress(imatrix.file().bytes);
+            all.push(imatrix.file().clone());
+        }
+        all.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(all)
     }
 
     /// The source file that `path` is, by whatever name or link; `None` for another file or none.
     pub fn holds(&self, path: &Path) -> Option<String> {
+        let same = |i: &&Imatrix| {
+            let canonical = |p: &Path| std::fs::canonicalize(p).ok();
+            canonical(path).is_some_and(|p| canonical(i.path()) == Some(p))
+        };
+        if let Some(imatrix) = self.imatrix.as_ref().filter(same) {
+            return Some(imatrix.file().path.clone());
+        }
         let main = self.main.holds(path).map(str::to_owned);
         let draft = || self.draft.as_ref()?.holds(path).map(|f| format!("{DRAFT_FOLDER}{f}"));
         main.or_else(draft)

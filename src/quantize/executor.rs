@@ -35,6 +35,8 @@ pub struct Job<'a> {
     pub stored_bytes: Option<u64>,
     /// How it is stored.
     pub method: &'a Method,
+    /// Weights of the columns' squared errors, for a method that searches ([`Encoder::with_importance`]).
+    pub importance: Option<&'a [f32]>,
     /// Jobs of one set share tensor-wide facts.
     pub share: Option<usize>,
     /// Whether ±infinity is a legal value of the source (never of an encoded weight).
@@ -434,6 +436,10 @@ impl<'a, 'j> Run<'a, 'j> {
             return Ok(None);
         }
         let made = Encoder::new(spec.method, spec.source.dtype(), state.rows, state.cols, whole)
+            .and_then(|encoder| match spec.importance {
+                Some(importance) => encoder.with_importance(importance),
+                None => Ok(encoder),
+            })
             .map_err(|e| ExecuteError::Method { job, reason: e.to_string() })?;
         // Two workers may have made one each: the first stays.
         let mut slot = lock(&state.encoder);
@@ -621,6 +627,7 @@ mod tests {
             planes: None,
             stored_bytes: None,
             method,
+            importance: None,
             share,
             may_be_infinite: false,
         }

@@ -84,6 +84,11 @@ impl Importance {
         entry.means.get(at.checked_mul(cols)?..)?.get(..cols)
     }
 
+    /// How many values the file has for the weight `name`, all matrices together.
+    pub fn values(&self, name: &str) -> Option<usize> {
+        self.entries.get(base(name)).map(|entry| entry.means.len())
+    }
+
     fn insert(&mut self, name: &str, entry: Entry) -> Result<(), ImportanceError> {
         let name = base(name);
         if let Some(at) = entry.means.iter().position(|v| !v.is_finite() || *v < 0.0) {
@@ -322,64 +327,9 @@ fn skip_value<'a>(
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use testkit::imatrix::{gguf as gguf_file, legacy as legacy_file};
 
     use super::*;
-
-    fn text(out: &mut Vec<u8>, s: &str, wide: bool) {
-        match wide {
-            true => out.extend((s.len() as u64).to_le_bytes()),
-            false => out.extend((s.len() as i32).to_le_bytes()),
-        }
-        out.extend(s.as_bytes());
-    }
-
-    fn legacy_file(entries: &[(&str, i32, &[f32])]) -> Vec<u8> {
-        let mut out = (entries.len() as i32).to_le_bytes().to_vec();
-        for (name, calls, sums) in entries {
-            text(&mut out, name, false);
-            out.extend(calls.to_le_bytes());
-            out.extend((sums.len() as i32).to_le_bytes());
-            sums.iter().for_each(|v| out.extend(v.to_le_bytes()));
-        }
-        out.extend(7i32.to_le_bytes());
-        text(&mut out, "wiki.txt", false);
-        out
-    }
-
-    /// As llama.cpp writes it: keys, a foreign tensor (`in_sum`), data at multiples of 32.
-    fn gguf_file(tensors: &[(&str, &[u64], &[f32])]) -> Vec<u8> {
-        let mut out = b"GGUF".to_vec();
-        out.extend(3u32.to_le_bytes());
-        out.extend((tensors.len() as u64).to_le_bytes());
-        out.extend(4u64.to_le_bytes());
-        text(&mut out, "general.type", true);
-        out.extend(8u32.to_le_bytes());
-        text(&mut out, "imatrix", true);
-        text(&mut out, "imatrix.datasets", true);
-        out.extend(9u32.to_le_bytes());
-        out.extend(8u32.to_le_bytes());
-        out.extend(2u64.to_le_bytes());
-        text(&mut out, "wiki.txt", true);
-        text(&mut out, "code.txt", true);
-        for key in ["imatrix.chunk_count", "imatrix.chunk_size"] {
-            text(&mut out, key, true);
-            out.extend(4u32.to_le_bytes());
-            out.extend(512u32.to_le_bytes());
-        }
-        let mut data = Vec::new();
-        for (name, dims, values) in tensors {
-            text(&mut out, name, true);
-            out.extend((dims.len() as u32).to_le_bytes());
-            dims.iter().for_each(|d| out.extend(d.to_le_bytes()));
-            out.extend(0u32.to_le_bytes());
-            out.extend((data.len() as u64).to_le_bytes());
-            values.iter().for_each(|v| data.extend(v.to_le_bytes()));
-            data.resize(data.len().next_multiple_of(32), 0);
-        }
-        out.resize(out.len().next_multiple_of(32), 0);
-        out.extend(data);
-        out
-    }
 
     fn experts() -> Vec<u8> {
         gguf_file(&[

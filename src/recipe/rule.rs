@@ -57,6 +57,9 @@ pub struct Rule {
     /// of refused.
     #[schemars(with = "Option<bool>")]
     pub keep_vectors: bool,
+    /// Whether importances (`--imatrix`) weigh the search of these weights: they must (`true`), they do not (`false`),
+    /// or they do where there are any (absent).
+    pub imatrix: Option<bool>,
     /// Where its parts stand.
     #[schemars(skip)]
     pub places: RulePlaces,
@@ -148,6 +151,7 @@ impl Rule {
         "optional",
         "whole_groups",
         "keep_vectors",
+        "imatrix",
     ];
 
     /// Reads a rule; `None` with every problem noted.
@@ -196,6 +200,14 @@ impl Rule {
         for (key, message, help) in encoding.iter().flat_map(|e| clashes(e, quantizer, rounding)) {
             reader.problem(span_of(key), message, "", [help]);
         }
+        let imatrix = reader.flag(&section, "imatrix");
+        if let Some((message, help)) = encoding
+            .as_ref()
+            .filter(|_| imatrix == Some(true))
+            .and_then(|e| unweighed(e, quantizer))
+        {
+            reader.problem(span_of("imatrix"), message, "", [help]);
+        }
         let share_scale = reader.flag(&section, "share_scale").unwrap_or(true);
         let optional = reader.flag(&section, "optional").unwrap_or(false);
         let whole_groups = reader.flag(&section, "whole_groups");
@@ -223,6 +235,7 @@ impl Rule {
             optional,
             whole_groups,
             keep_vectors,
+            imatrix,
             places,
         })
     }
@@ -260,6 +273,9 @@ impl Rule {
         }
         if self.keep_vectors {
             put("keep_vectors", "true".to_owned());
+        }
+        if let Some(imatrix) = self.imatrix {
+            put("imatrix", imatrix.to_string());
         }
         out
     }
@@ -309,6 +325,26 @@ fn read_patterns(reader: &mut Reader<'_>, section: &Section<'_>, key: &str) -> V
         }
     }
     patterns
+}
+
+/// Why importances have nothing to weigh under that quantizer and encoding, and what works.
+fn unweighed(
+    encoding: &EncodingChoice,
+    quantizer: Quantizer,
+) -> Option<(&'static str, &'static str)> {
+    if quantizer != Quantizer::Search {
+        return Some((
+            "importances weigh the errors of quantizer \"search\"; \"rtn\" looks at no error",
+            "quantizer = \"search\" goes with imatrix = true",
+        ));
+    }
+    match &encoding.method {
+        Method::Grid(grid) if grid.fwht.is_some() => Some((
+            "a rotation (`transform`) mixes the columns that importances weigh",
+            "leave `transform` or `imatrix` out",
+        )),
+        _ => None,
+    }
 }
 
 /// Why an encoding's method cannot be had from that quantizer or rounding, as (key, message, help).

@@ -148,3 +148,16 @@ pub fn problems(failure: &Failure, dir: &Path) -> Vec<String> {
     let dir = dir.display().to_string();
     failure.problems.iter().map(|p| p.message.replace(&dir, "DIR")).collect()
 }
+
+/// The value of an e4m3 code.
+pub fn e4m3(byte: u8) -> f32 {
+    float8::F8E4M3::from_bits(byte).to_f32()
+}
+
+const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+/// The value of an e2m1 code.
+pub fn e2m1(code: u8) -> f32 {
+    let value = E2M1[usize::from(code & 7)];
+    if code & 8 != 0 { -value } else { value }
+}

@@ -11,19 +11,7 @@ use radpack::tensor::{DType, Shape, TensorInfo};
 use serde_json::Value;
 
 /// Every small model, by the name of its folder.
-pub const TINY: [&str; 11] = [
-    "tiny-gemma3",
-    "tiny-gemma4-assistant",
-    "tiny-gemma4-dense",
-    "tiny-gemma4-e",
-    "tiny-gemma4-e-assistant",
-    "tiny-gemma4-moe",
-    "tiny-gemma4-unified",
-    "tiny-llama",
-    "tiny-mistral",
-    "tiny-qwen3",
-    "tiny-qwen3-moe",
-];
+pub use testkit::NAMES as TINY;
 
 /// What a checkpoint holds: tensors by name.
 pub type Tensors = BTreeMap<String, TensorInfo>;

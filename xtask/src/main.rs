@@ -5,8 +5,10 @@
 mod bench;
 mod build;
 mod check_exports;
+mod encodings;
 mod fetch;
 mod fixtures;
+mod quality;
 mod repro;
 mod tidy;
 
@@ -58,6 +60,14 @@ enum Task {
     },
     /// Export tiny models, load the folders with transformers, and compare with radpack's own decoded weights
     CheckExports(check_exports::CheckExportsArgs),
+    /// Errors of every encoding on a trained model's f32 weights; fails where a search is no better than rounding
+    Quality(quality::QualityArgs),
+    /// Check docs/encodings.md against what the tests prove
+    Encodings {
+        /// Write it instead
+        #[arg(long)]
+        write: bool,
+    },
     /// Measure
     Bench {
         #[command(subcommand)]
@@ -81,6 +91,8 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Repro { bin } => repro::run(bin),
         Task::CheckExports(args) => check_exports::run(&args),
+        Task::Quality(args) => quality::run(&args),
+        Task::Encodings { write } => encodings::run(write),
         Task::Bench { what: Bench::Scale(args) } => bench::scale(&args),
     };
     match done {

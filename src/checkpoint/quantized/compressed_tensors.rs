@@ -5,11 +5,13 @@
 //! | `weight_packed` I32, `weight_scale`, `weight_shape` | integers in little-endian words, each plus half its range |
 //! | `weight_zero_point` I32 | the same packing down the rows; files before 2025-04: I8, unpacked |
 //! | `weight_g_idx` I32 | group of every column |
-//! | `weight_packed` U8, `weight_scale` E4M3, `weight_global_scale` F32 | NVFP4; the global scale divides |
+//! | `weight_packed` U8, `weight_scale` E4M3, `weight_global_scale` F32 | NVFP4; the global scale divides, [`FACTOR_KEY`] may say what it is the reciprocal of |
 //! | `weight_packed` U8, `weight_scale` U8 | MXFP4; scales are powers of two |
 //! | `weight` I8 or E4M3, `weight_scale` | one scale a tensor, row, group or block; also ModelOpt's and vLLM's fp8 |
 //! | `weight` E4M3, `weight_scale` U8 | MXFP8 |
 
+#[cfg(doc)]
+use super::FACTOR_KEY;
 use super::finder::{Finder, Raw, Scales, Weight, fp4, groups, integer};
 use super::matrix::{Layout, Matrix};
 use super::packed::Second;
@@ -46,7 +48,8 @@ pub(super) fn packed(f: &mut Finder<'_>, module: &str) {
                 return f.wrong(codes.name, "has no `weight_global_scale` beside it");
             };
             let Some(divisor) = f.scalar(&global) else { return };
-            let second = Second::Over(divisor);
+            let Some(factor) = f.factor(&global, divisor) else { return };
+            let second = Second::Over { divisor, factor };
             let Some(weight) = nvfp4(f, vec![codes, scale, global], second) else { return };
             f.add(name("weight"), Shape::from([rows, weight.codes.cols]), weight);
         }

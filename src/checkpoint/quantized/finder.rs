@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::claims::{Claims, SUPPORTED};
 use super::matrix::{Layout, Matrix};
 use super::packed::{Packed, Second};
-use super::signs;
+use super::{FACTOR_KEY, signs};
 use super::{awq, compressed_tensors, fine_grained_fp8, gpt_oss, gptq, modelopt};
 use crate::checkpoint::parts::Place;
 use crate::checkpoint::shard::Shard;
@@ -171,6 +171,24 @@ impl<'a> Finder<'a> {
         None
     }
 
+    /// The factor that a global divisor stands for: its reciprocal, unless the file says which factor it is the
+    /// reciprocal of.
+    pub fn factor(&mut self, raw: &Raw<'_>, divisor: f32) -> Option<f32> {
+        let shard = self.shards.get(raw.place.shard);
+        let recorded = shard.and_then(|s| s.metadata.get(&format!("{FACTOR_KEY}{}", raw.name)));
+        let Some(recorded) = recorded else { return Some(1.0 / divisor) };
+        match recorded.parse::<f32>() {
+            Ok(factor) if factor > 0.0 && 1.0 / factor == divisor => Some(factor),
+            _ => {
+                let what = format!(
+                    "is {divisor:e}, which is not the reciprocal of the {recorded:.40} that its file records for it"
+                );
+                self.wrong(raw.name, what);
+                None
+            }
+        }
+    }
+
     /// Numbers of a small tensor of 32- or 64-bit integers.
     pub fn integers(&mut self, raw: &Raw<'_>) -> Option<Vec<i64>> {
         let bytes = self.bytes(raw);
@@ -204,7 +222,9 @@ impl<'a> Finder<'a> {
                 return Some([1, 0]);
             }
             if (down, across) == (1, 1) {
-                return Some([0, 0]);
+                // A weight of one block looks like one of one scale; only the configuration tells them apart.
+                let one = claimed.filter(|b| b[0] > 1 && rows <= b[0] && cols <= b[1]);
+                return Some(one.unwrap_or([0, 0]));
             }
             if down == rows && (rows > 1 || claimed.is_none()) && across > 0 && cols % across == 0 {
                 return Some([1, cols / across]);

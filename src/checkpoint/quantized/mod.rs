@@ -43,6 +43,11 @@ pub(super) use packed::{Decoded, Kept, Packed};
 pub(super) use signs::QUANT_CONFIGS;
 pub use signs::QuantizedWith;
 
+/// What stands before a tensor's name in a file's `__metadata__`, with the f32 that this global divisor was made from as
+/// its value. Files divide by a global scale where the container multiplies by one, and 17 % of all f32 are the
+/// reciprocal of no f32: an export notes those here, so that reading it back gives the same factor.
+pub const FACTOR_KEY: &str = "radpack.factor.";
+
 /// A checkpoint's quantization: what shows it, and its weights or why they are not read.
 #[derive(Debug)]
 pub(super) struct Quantization {

@@ -28,8 +28,13 @@ pub(in crate::checkpoint) enum Second {
     None,
     /// A factor.
     Times(f32),
-    /// A divisor of the first-level scale.
-    Over(f32),
+    /// A divisor of the first-level scale, and the factor that a container stores for it.
+    Over {
+        /// The divisor.
+        divisor: f32,
+        /// Its reciprocal, or what the file's writer had the divisor from.
+        factor: f32,
+    },
 }
 
 /// Numbers that each cover one row and a run of columns, several first-level blocks wide.
@@ -208,7 +213,7 @@ impl Packed {
                 *v = match self.second {
                     Second::None => code * s,
                     Second::Times(t) => code * s * t,
-                    Second::Over(g) => code * (s / g),
+                    Second::Over { divisor, .. } => code * (s / divisor),
                 };
             };
             match &self.groups {
@@ -306,7 +311,7 @@ impl Packed {
             Second::None => 1.0,
             Second::Times(t) => t,
             // The factor that ModelOpt stores where compressed-tensors stores its reciprocal.
-            Second::Over(g) => 1.0 / g,
+            Second::Over { factor, .. } => factor,
         }
     }
 

@@ -470,16 +470,16 @@ impl GridPlan {
     fn affine(&self, sample: Sample<'_>, choose: impl Fn(f32) -> Chosen) -> (Chosen, i64) {
         let (lo, hi) = ends(sample.values);
         let top = self.codes.top();
+        // The largest difference of two codes must decode to a finite value.
+        let choose = |s: f32| choose(s.min(f32::MAX / top * (63.0 / 64.0)));
         let at = |lo: f32, hi: f32| {
             let s = scale::range(lo, hi, top);
-            // The largest difference of two codes must decode to a finite value.
-            let s = s.min(f32::MAX / top * (63.0 / 64.0));
             let chosen = choose(if s > 0.0 { s } else { scale::ZERO_BLOCK });
             let zero = ((-lo / chosen.effective() + 0.5) as i64).clamp(0, top as i64);
             (chosen, zero)
         };
         if self.rule == ScaleRule::Search && lo < hi {
-            return search::ends(sample, lo, hi, top, at);
+            return search::asymmetric(sample, lo, hi, top, at, choose);
         }
         at(lo, hi)
     }

@@ -89,36 +89,105 @@ pub(super) fn symmetric(
     best
 }
 
-/// The best pair of ends for an asymmetric block: each end times 1, 0.96, … 0.8. The full range goes first; a later
-/// pair wins only with a strictly smaller error.
-pub(super) fn ends(
+/// Steps of the finer ladder of an asymmetric search, to either side, and the size of one. A bf16 scale has 128 to 256
+/// steps between powers of two, so a step is about one stored scale.
+const FINE: i32 = 6;
+const FINE_STEP: f64 = 0.005;
+
+/// Most rounds of refits; each must have made the error smaller.
+const REFITS: usize = 4;
+
+/// The best scale and zero point of an asymmetric block.
+///
+/// First every pair of ends, each times 1, 0.96, … 0.8, the full range before all others: the candidates of radiance's
+/// converter. Steps of 4 % are too coarse for 8 bits, so around the best pair follow scales in steps of 0.5 % with the
+/// zero point that the low end gives and its neighbours, then least-squares refits Σwxd/Σwdd under the best codes, with
+/// each of these zero points. Every scale is rounded before it is judged; a later candidate wins only with a strictly
+/// smaller error.
+pub(super) fn asymmetric(
     v: Sample<'_>,
     lo: f32,
     hi: f32,
     top: f32,
     at: impl Fn(f32, f32) -> (Chosen, i64),
+    choose: impl Fn(f32) -> Chosen,
 ) -> (Chosen, i64) {
+    let top = top as i64;
     let mut best = at(lo, hi);
     let mut least = f64::INFINITY;
     for a in 0..6 {
         for b in 0..6 {
             let shrink = |n: i32| (1.0 - 0.04 * f64::from(n)) as f32;
-            let (chosen, zero) = at(lo * shrink(a), hi * shrink(b));
-            let s = f64::from(chosen.effective());
-            let mut error = 0.0;
-            for (i, &x) in v.values.iter().enumerate() {
-                let code = round_away(chosen.quotient(x)).saturating_add(zero).clamp(0, top as i64);
-                let d = f64::from(x) - (code - zero) as f64 * s;
-                error += v.weight(i) * (d * d);
-                // Squares only add up.
-                if error >= least {
-                    break;
-                }
+            let candidate = at(lo * shrink(a), hi * shrink(b));
+            v.challenge(candidate, top, &mut best, &mut least);
+        }
+    }
+    let middle = f64::from(best.0.effective());
+    for k in -FINE..=FINE {
+        let s = (middle * (1.0 + FINE_STEP * f64::from(k))) as f32;
+        if s == 0.0 {
+            continue;
+        }
+        let chosen = choose(s);
+        let zero = (f64::from(-lo) / f64::from(chosen.effective()) + 0.5) as i64;
+        let zero = zero.clamp(0, top);
+        for zero in [zero, best.1, zero - 1, zero + 1] {
+            v.challenge((chosen, zero.clamp(0, top)), top, &mut best, &mut least);
+        }
+    }
+    for _ in 0..REFITS {
+        let before = least;
+        let (chosen, zero) = best;
+        for zero in [zero, zero - 1, zero + 1] {
+            let zero = zero.clamp(0, top);
+            if let Some(s) = v.refit(&chosen, zero, top) {
+                v.challenge((choose(s as f32), zero), top, &mut best, &mut least);
             }
-            if error < least {
-                (least, best) = (error, (chosen, zero));
-            }
+        }
+        if least >= before {
+            break;
         }
     }
     best
+}
+
+impl Sample<'_> {
+    /// A value's code less the zero point.
+    fn step(x: f32, chosen: &Chosen, zero: i64, top: i64) -> f64 {
+        let code = round_away(chosen.quotient(x)).saturating_add(zero).clamp(0, top);
+        (code - zero) as f64
+    }
+
+    /// Takes over a candidate whose squared error is smaller.
+    fn challenge(
+        &self,
+        (chosen, zero): (Chosen, i64),
+        top: i64,
+        best: &mut (Chosen, i64),
+        least: &mut f64,
+    ) {
+        let s = f64::from(chosen.effective());
+        let mut error = 0.0;
+        for (i, &x) in self.values.iter().enumerate() {
+            let d = f64::from(x) - Self::step(x, &chosen, zero, top) * s;
+            error += self.weight(i) * (d * d);
+            // Squares only add up.
+            if error >= *least {
+                return;
+            }
+        }
+        (*least, *best) = (error, (chosen, zero));
+    }
+
+    /// The scale of least squared error under the codes of this one; none where all codes are 0 or it has no sense.
+    fn refit(&self, chosen: &Chosen, zero: i64, top: i64) -> Option<f64> {
+        let (mut xd, mut dd) = (0.0, 0.0);
+        for (i, &x) in self.values.iter().enumerate() {
+            let d = Self::step(x, chosen, zero, top);
+            xd += self.weight(i) * (f64::from(x) * d);
+            dd += self.weight(i) * (d * d);
+        }
+        let s = xd / dd;
+        (dd > 0.0 && s as f32 > 0.0 && s.is_finite()).then_some(s)
+    }
 }

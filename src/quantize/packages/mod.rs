@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use sha2::{Digest, Sha256};
+use testkit::proofs::{ct_format, modelopt_format};
 
 use crate::num::{Element, mini};
 use crate::recipe::{Grid, Method, Rounding, ScaleRule, SecondScale};
@@ -90,18 +91,18 @@ fn modelopt_grid(format: &str) -> Grid {
     grid
 }
 
-/// Compares and counts.
+/// Compares and counts, by the format's published name.
 #[derive(Default)]
 struct Tally {
-    equal: usize,
+    equal: BTreeMap<String, usize>,
     differing: Vec<String>,
     lost: BTreeSet<String>,
 }
 
 impl Tally {
-    fn compare(&mut self, name: String, ours: &[u8], theirs: &[u8]) {
+    fn compare(&mut self, format: &str, name: String, ours: &[u8], theirs: &[u8]) {
         if ours == theirs {
-            self.equal += 1;
+            *self.equal.entry(format.to_owned()).or_default() += 1;
             return;
         }
         let bytes = ours.iter().zip(theirs).filter(|(a, b)| a != b).count();
@@ -114,14 +115,14 @@ impl Tally {
     }
 
     #[track_caller]
-    fn finish(&self, what: &str, equal: usize, lost: &[&str]) {
-        assert_eq!(self.differing, [] as [String; 0], "{what}");
-        assert_eq!(self.equal, equal, "{what}: tensors compared");
+    fn finish(&self, test: &str, lost: &[&str]) {
+        assert_eq!(self.differing, [] as [String; 0], "{test}");
         assert_eq!(
             self.lost.iter().map(String::as_str).collect::<Vec<_>>(),
             lost,
-            "{what}: refused"
+            "{test}: refused"
         );
+        testkit::proofs::proved(test, &self.equal);
     }
 }
 
@@ -153,7 +154,8 @@ fn compare_ct(name: &str) -> Tally {
                     *half = canonical(u16::from_le_bytes(*half)).to_le_bytes();
                 }
             }
-            tally.compare(format!("{case}/{format}/{tensor}"), &ours[tensor], &theirs);
+            let name = format!("{case}/{format}/{tensor}");
+            tally.compare(ct_format(format), name, &ours[tensor], &theirs);
         }
     }
     tally
@@ -161,7 +163,7 @@ fn compare_ct(name: &str) -> Tally {
 
 #[test]
 fn compressed_tensors_is_reproduced_on_ordinary_weights() {
-    compare_ct("ct").finish("ct", 54, &[]);
+    compare_ct("ct").finish("compressed_tensors_is_reproduced_on_ordinary_weights", &[]);
 }
 
 #[test]
@@ -181,43 +183,60 @@ fn compressed_tensors_is_reproduced_on_corner_cases() {
         "edge/mxfp4 row 8",
         "edge/mxfp8 row 8",
     ];
-    compare_ct("ct_edge").finish("ct_edge", 52, &lost);
+    compare_ct("ct_edge").finish("compressed_tensors_is_reproduced_on_corner_cases", &lost);
 }
 
 #[test]
 fn compressed_tensors_is_reproduced_on_ragged_shapes_and_other_source_types() {
-    compare_ct("ct_misc").finish("ct_misc", 56, &[]);
+    compare_ct("ct_misc")
+        .finish("compressed_tensors_is_reproduced_on_ragged_shapes_and_other_source_types", &[]);
 }
 
-#[test]
-fn weights_that_engines_fuse_share_the_global_scale() {
-    let (bytes_ct, bytes_mo) = (file("ct_misc.safetensors"), file("modelopt.safetensors"));
-    let ct = SafeTensors::deserialize(&bytes_ct).expect("a safetensors file");
-    let modelopt = SafeTensors::deserialize(&bytes_mo).expect("a safetensors file");
+/// Every weight of the two fused sets, with its set's peak, and the file's tensors `NAME.TENSOR`.
+fn compare_fused(
+    file_name: &str,
+    format: &str,
+    tensors: [&str; 3],
+    ours: impl Fn(&Input, f32) -> BTreeMap<&'static str, Vec<u8>>,
+) -> Tally {
+    let bytes = file(file_name);
+    let all = SafeTensors::deserialize(&bytes).expect("a safetensors file");
     let inputs = inputs();
     let mut tally = Tally::default();
     for set in [&["q", "k", "v"][..], &["gate", "up"]] {
         let input = |name: &str| &inputs[&format!("fused.{name}")];
         let peak = set.iter().map(|name| input(name).peak()).fold(0.0, f32::max);
         for name in set {
-            let theirs = |file: &SafeTensors<'_>, tensor: &str| {
-                file.tensor(&format!("fused/nvfp4/{name}.{tensor}")).expect("there").data().to_vec()
-            };
-            let ours = make(nvfp4(CT), input(name), peak).as_compressed_tensors(false, DType::BF16);
-            for tensor in ["weight_packed", "weight_scale", "weight_global_scale"] {
-                tally.compare(format!("ct {name}.{tensor}"), &ours[tensor], &theirs(&ct, tensor));
-            }
-            let ours = make(nvfp4(Rounding::ModelOpt), input(name), peak).as_modelopt();
-            for tensor in ["weight", "weight_scale", "weight_scale_2"] {
-                tally.compare(
-                    format!("modelopt {name}.{tensor}"),
-                    &ours[tensor],
-                    &theirs(&modelopt, tensor),
-                );
+            let ours = ours(input(name), peak);
+            for tensor in tensors {
+                let theirs = all.tensor(&format!("fused/nvfp4/{name}.{tensor}")).expect("there");
+                tally.compare(format, format!("{name}.{tensor}"), &ours[tensor], theirs.data());
             }
         }
     }
-    tally.finish("fused", 30, &[]);
+    tally
+}
+
+#[test]
+fn weights_that_engines_fuse_share_the_global_scale_of_compressed_tensors() {
+    compare_fused(
+        "ct_misc.safetensors",
+        ct_format("nvfp4"),
+        ["weight_packed", "weight_scale", "weight_global_scale"],
+        |input, peak| make(nvfp4(CT), input, peak).as_compressed_tensors(false, DType::BF16),
+    )
+    .finish("weights_that_engines_fuse_share_the_global_scale_of_compressed_tensors", &[]);
+}
+
+#[test]
+fn weights_that_engines_fuse_share_the_global_scale_of_modelopt() {
+    compare_fused(
+        "modelopt.safetensors",
+        modelopt_format("nvfp4"),
+        ["weight", "weight_scale", "weight_scale_2"],
+        |input, peak| make(nvfp4(Rounding::ModelOpt), input, peak).as_modelopt(),
+    )
+    .finish("weights_that_engines_fuse_share_the_global_scale_of_modelopt", &[]);
 }
 
 /// A weight in memory, for the executor.
@@ -274,6 +293,7 @@ fn weights_of_one_set_in_any_source_get_the_packages_shared_scale_when_streamed(
                     planes: None,
                     stored_bytes: None,
                     method: &method,
+                    importance: None,
                     share: Some(7),
                     may_be_infinite: false,
                 }
@@ -307,11 +327,12 @@ fn modelopt_is_reproduced() {
         if let Some(row) = made.lost {
             tally.lost.insert(format!("{}/{} row {row}", parts[0], parts[1]));
         }
-        tally.compare(name.to_owned(), &made.as_modelopt()[parts[2]], view.data());
+        let ours = &made.as_modelopt()[parts[2]];
+        tally.compare(modelopt_format(parts[1]), name.to_owned(), ours, view.data());
     }
     // A row of zeros is 0/0, and 4 · 2^126 the nearest fp4 to the largest bf16.
     let lost = ["edge/fp8_pc_pt row 0", "edge/mxfp4 row 8", "edge/mxfp8 row 8"];
-    tally.finish("modelopt", 38, &lost);
+    tally.finish("modelopt_is_reproduced", &lost);
 }
 
 #[test]
@@ -341,13 +362,16 @@ fn the_fine_grained_fp8_of_transformers_is_reproduced() {
             tally.lost.insert(format!("{}/{} row {row}", parts[0], parts[1]));
         }
         let ours = if parts[2] == "weight" { &made.planes[0][..] } else { made.plane(role::SCALE) };
-        tally.compare(name.to_owned(), ours, view.data());
+        tally.compare("transformers fine-grained fp8", name.to_owned(), ours, view.data());
     }
-    tally.finish("other", 8, &["hf_finegrained_fp8_ue8m0/edge row 8"]);
+    tally.finish(
+        "the_fine_grained_fp8_of_transformers_is_reproduced",
+        &["hf_finegrained_fp8_ue8m0/edge row 8"],
+    );
 }
 
-#[test]
-fn outputs_known_by_their_digest_alone_are_reproduced() {
+/// Outputs of ModelOpt, or of compressed-tensors, that are stored as digests.
+fn compare_digests(of_modelopt: bool) -> Tally {
     let manifest: serde_json::Value = serde_json::from_slice(&file("manifest.json")).expect("JSON");
     let inputs = inputs();
     let mut tally = Tally::default();
@@ -359,23 +383,38 @@ fn outputs_known_by_their_digest_alone_are_reproduced() {
             assert!(key.starts_with("hf_finegrained_fp8/"), "{key}");
             continue;
         };
-        let ours = match package {
-            "modelopt" => make(modelopt_grid(format), input, input.peak()).as_modelopt(),
-            _ => make(ct_grid(format, input.dtype), input, input.peak())
-                .as_compressed_tensors(format.ends_with("_pack"), input.dtype),
+        if (package == "modelopt") != of_modelopt {
+            continue;
+        }
+        let (published, ours) = if of_modelopt {
+            let made = make(modelopt_grid(format), input, input.peak());
+            (modelopt_format(format), made.as_modelopt())
+        } else {
+            let made = make(ct_grid(format, input.dtype), input, input.peak());
+            let ours = made.as_compressed_tensors(format.ends_with("_pack"), input.dtype);
+            (ct_format(format), ours)
         };
         for (tensor, record) in tensors.as_object().expect("an object") {
             if tensor != "weight_shape" {
                 let digest = hex(&ours[tensor.as_str()]);
-                tally.compare(
-                    format!("{key}/{tensor}"),
-                    digest.as_bytes(),
-                    record[2].as_str().expect("a digest").as_bytes(),
-                );
+                let theirs = record[2].as_str().expect("a digest").as_bytes();
+                tally.compare(published, format!("{key}/{tensor}"), digest.as_bytes(), theirs);
             }
         }
     }
-    tally.finish("hash_only", 89, &[]);
+    tally
+}
+
+#[test]
+fn outputs_of_compressed_tensors_known_by_their_digest_alone_are_reproduced() {
+    compare_digests(false)
+        .finish("outputs_of_compressed_tensors_known_by_their_digest_alone_are_reproduced", &[]);
+}
+
+#[test]
+fn outputs_of_modelopt_known_by_their_digest_alone_are_reproduced() {
+    compare_digests(true)
+        .finish("outputs_of_modelopt_known_by_their_digest_alone_are_reproduced", &[]);
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -418,7 +457,8 @@ fn scales_and_casts_are_those_of_compressed_tensors_for_every_bf16() {
     };
     let mut tally = Tally::default();
     let mut compare = |name: &str, bytes: &[u8]| {
-        tally.compare(name.to_owned(), hex(bytes).as_bytes(), want(name).as_bytes());
+        let (ours, want) = (hex(bytes), want(name));
+        tally.compare("table", name.to_owned(), ours.as_bytes(), want.as_bytes());
     };
     for (name, format) in [
         ("int8_sym_scale_bf16", "int8_g128"),
@@ -454,7 +494,8 @@ fn scales_and_casts_are_those_of_compressed_tensors_for_every_bf16() {
     let e2m1 = Element::new(DType::F4E2M1).expect("codec");
     let casts: Vec<f32> = finite().map(|v| e2m1.decode(e2m1.encode(v))).collect();
     compare("bf16_to_fp4_value_bf16", &bf16(&casts));
-    tally.finish("exhaustive_tables", 8, &[]);
+    assert_eq!(tally.differing, [] as [String; 0]);
+    assert_eq!(tally.equal["table"], 8);
 }
 
 #[test]

@@ -6,6 +6,8 @@
 
 pub mod digest;
 pub mod gguf;
+pub mod imatrix;
+pub mod proofs;
 pub mod safetensors;
 pub mod sparse;
 pub mod spec;
@@ -15,7 +17,7 @@ pub mod values;
 use std::path::{Path, PathBuf};
 
 pub use sparse::{SparseOptions, SparseSummary, sparse};
-pub use tiny::{copy_folder, generate, names, tiny_model};
+pub use tiny::{NAMES, copy_folder, generate, names, tiny_model};
 
 /// What went wrong, in one line that names the file.
 pub type Result<T> = std::result::Result<T, String>;

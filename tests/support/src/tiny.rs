@@ -9,7 +9,7 @@ use crate::values::{bf16_bytes, permutation_bytes};
 use crate::{Result, at, digest, fixtures, target};
 
 /// The tiny models. Weights are random; configs, tensor names and tokenizers have the published families' form.
-const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 11] = [
     "tiny-gemma3",
     "tiny-gemma4-assistant",
     "tiny-gemma4-dense",

@@ -9,7 +9,7 @@ mod smollm2;
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use testkit::digest::sha256_file;
@@ -77,6 +77,12 @@ impl Model {
 
 /// Brings the model, unless it is there already, and prints its files.
 pub fn run(model: Model) -> Result<()> {
+    print!("{}", bring(model)?.1);
+    Ok(())
+}
+
+/// Brings the model, unless it is there already; its folder and the listing of its files.
+pub fn bring(model: Model) -> Result<(PathBuf, String)> {
     let models = testkit::target().join("models");
     let out = models.join(model.name());
     // Beside the folder, not in it: every file of the folder belongs to the model.
@@ -85,8 +91,7 @@ pub fn run(model: Model) -> Result<()> {
         && now == then
     {
         eprintln!("{} is complete", out.display());
-        print!("{now}");
-        return Ok(());
+        return Ok((out, now));
     }
 
     let unpacked = models.join(format!("{}.unpacked", model.name()));
@@ -112,8 +117,7 @@ pub fn run(model: Model) -> Result<()> {
     let files = listing(&out)?;
     fs::write(&record, &files).map_err(testkit::at(&record))?;
     eprintln!("{} is made", out.display());
-    print!("{files}");
-    Ok(())
+    Ok((out, files))
 }
 
 /// One line per file, sorted by path: sha256, size in bytes, path below the folder.
