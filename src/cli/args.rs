@@ -28,7 +28,7 @@ pub enum Command {
     Inspect(Inspect),
     /// Write one entry of a .rad file to disk: a side file's bytes, or a weight's values as f32.
     Extract(Extract),
-    /// Write an artifact as a Hugging Face folder.
+    /// Write an artifact as a Hugging Face folder, or its programs as StableHLO.
     Export(Export),
     /// List, show, check and import recipes.
     Recipes(Recipes),
@@ -182,12 +182,16 @@ pub struct Export {
     /// The file to read.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
-    /// What the folder holds: every weight decoded, or quantized weights for compressed-tensors.
+    /// What the folder holds: every weight decoded, quantized weights for compressed-tensors, or programs with the
+    /// arguments of every device.
     #[arg(long, value_enum)]
     pub format: ExportFormat,
     /// Element type of decoded weights, with --format safetensors [default: bf16].
     #[arg(long, value_enum)]
     pub dtype: Option<ExportDtype>,
+    /// Blocks of the paged cache, with --format stablehlo [default: all sequences at full length, and one].
+    #[arg(long, value_name = "N")]
+    pub kv_blocks: Option<u64>,
     /// The folder to make; it must not exist yet.
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub output: PathBuf,
@@ -203,6 +207,8 @@ pub enum ExportFormat {
     CompressedTensors,
     /// Plain safetensors, decoded.
     Safetensors,
+    /// The compiled programs as StableHLO modules.
+    Stablehlo,
 }
 
 /// Element type of decoded weights.
