@@ -5,7 +5,7 @@
 //! | `NAME.mlir` | one program |
 //! | `args/common.safetensors` | planes that are the same on all devices |
 //! | `args/dev<D>.safetensors` | the planes of device D's own, and `rank` |
-//! | `host.safetensors` | embedding tables, decoded to f32, where the host looks tokens up |
+//! | `host.safetensors` | whole embedding tables, where the host looks tokens up: quantized ones decoded to f32 |
 //! | `stablehlo.json` | [`Document`] |
 //!
 //! The artifact's side files are there byte for byte.
@@ -25,9 +25,9 @@ use super::tensors::{Content, Tensor};
 use crate::artifact::manifest::{GraphSummary, Manifest};
 use crate::artifact::{Artifact, Weights, layout as names};
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, count};
-use crate::graph::ir::KvLayout;
-use crate::graph::stablehlo::{ArgumentKind, Module, module};
-use crate::graph::{ProgramKind, Programs};
+use crate::graph::{
+    ArgumentKind, KvLayout, KvTensor, Module, ModuleArgument, ProgramKind, Programs, module,
+};
 use crate::model::{self, ModelSpec};
 use crate::tensor::{DType, Encoding};
 
@@ -242,7 +242,7 @@ fn kind(kind: ProgramKind) -> (&'static str, u64) {
 }
 
 fn arguments_of(printed: &Module, stored: &arguments::Arguments<'_>) -> Vec<ArgumentRecord> {
-    let record = |a: &crate::graph::stablehlo::ModuleArgument| {
+    let record = |a: &ModuleArgument| {
         let (kind, common) = match &a.kind {
             ArgumentKind::Rank => ("rank", Some(false)),
             ArgumentKind::Input => ("input", None),
@@ -261,7 +261,7 @@ fn arguments_of(printed: &Module, stored: &arguments::Arguments<'_>) -> Vec<Argu
 }
 
 fn cache(programs: &Programs, blocks: u64) -> Vec<CacheRecord> {
-    let record = |t: &crate::graph::ir::KvTensor| {
+    let record = |t: &KvTensor| {
         let (layout, units, tokens) = match t.layout {
             KvLayout::Paged { block } => ("paged", blocks, block),
             KvLayout::Window { slots, tokens } => ("window", slots, tokens),
