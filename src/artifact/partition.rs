@@ -4,7 +4,7 @@
 //! and the digest of the whole weight's planes. A piece is an entry `NAME@i/n`. The table's length depends on no
 //! digest's value, so it has its place before any weight is read. Only files for more than one device have it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -230,11 +230,6 @@ impl Partition {
             w.check(devices).map_err(|why| format!("`{}`: {why}", w.name))?;
         }
         Ok(())
-    }
-
-    /// Rows by logical name.
-    pub fn by_name(&self) -> BTreeMap<&str, &PartitionRow> {
-        self.weights.iter().map(|w| (w.name.as_str(), w)).collect()
     }
 }
 
