@@ -1,5 +1,6 @@
 //! Every small model compiles, for every number of devices that its heads allow, into programs that verify.
 
+#[allow(dead_code)] // refusals are of no interest here
 #[path = "model_support/mod.rs"]
 mod models;
 

@@ -198,8 +198,9 @@ mod tests {
         }
     }
 
-    fn plan(tokens: u64, images: &[Range<u64>]) -> diag::Result<RequestPlan> {
-        let request = Request { tokens, images: images.to_vec(), ..Request::default() };
+    fn plan(tokens: u64, images: &[(u64, u64)]) -> diag::Result<RequestPlan> {
+        let images = images.iter().map(|(start, end)| *start..*end).collect();
+        let request = Request { tokens, images, ..Request::default() };
         plan_request(&sizes(), &request)
     }
 
@@ -220,7 +221,7 @@ mod tests {
 
     #[test]
     fn an_image_takes_the_smallest_bucket_and_text_stops_before_it() {
-        let plan = plan(25, &[5..11]).expect("it fits");
+        let plan = plan(25, &[(5, 11)]).expect("it fits");
         let expected = [(false, 16, 0, 5, 0), (true, 8, 5, 6, 5), (false, 16, 11, 14, 11)];
         assert_eq!(chunks(&plan), expected);
         assert_eq!(plan.chunks[1].program(), "image_prefill_8");
@@ -230,7 +231,7 @@ mod tests {
     #[test]
     fn a_chunk_that_would_cross_a_block_starts_the_next_one() {
         // Slot 10 + 24 rows passes 32; and after the image slot 52 + 16 passes 64.
-        let plan = plan(42, &[10..30]).expect("it fits");
+        let plan = plan(42, &[(10, 30)]).expect("it fits");
         let expected = [(false, 16, 0, 10, 0), (true, 24, 10, 20, 32), (false, 16, 30, 12, 64)];
         assert_eq!(chunks(&plan), expected);
         assert_eq!(plan.padding, 22 + 12);
@@ -254,7 +255,7 @@ mod tests {
         let text =
             |r: diag::Result<RequestPlan>| r.expect_err("a refusal").problems[0].message.clone();
         assert_eq!(
-            text(plan(30, &[2..28])),
+            text(plan(30, &[(2, 28)])),
             "an image of 26 tokens passes the largest image program of 24"
         );
         // The last chunk writes its padding rows too.
@@ -265,7 +266,7 @@ mod tests {
         );
         assert_eq!(text(plan(0, &[])), "the request has no tokens");
         assert_eq!(
-            text(plan(20, &[4..8, 6..10])),
+            text(plan(20, &[(4, 8), (6, 10)])),
             "image tokens 6 to 10 overlap others or pass the end of 20 tokens"
         );
     }

@@ -1,3 +1,5 @@
+//! The wording of refusals.
+
 use super::rules::choices;
 
 #[test]

@@ -7,7 +7,7 @@ use super::product::dot;
 use super::rows::softmax;
 use super::value::{Value, fault};
 use crate::diag::Result;
-use crate::graph::ir::OwnRows;
+use crate::graph::OwnRows;
 
 /// What happens to a score.
 #[derive(Debug, Clone, Copy)]
@@ -151,7 +151,7 @@ pub(super) struct Blocks<'a> {
     pub own: OwnRows,
 }
 
-/// [`Op::PagedAttention`](crate::graph::ir::Op::PagedAttention).
+/// [`Op::PagedAttention`](crate::graph::Op::PagedAttention).
 pub(super) fn paged(q: &Value, from: &Blocks<'_>, scoring: Scoring) -> Result<Value> {
     let [batch, rows, ..] = q.heads()?;
     let tables = Tables::new(from.tables, batch, from.key.tokens())?;
@@ -208,7 +208,7 @@ pub(super) struct Rings<'a> {
     pub own: OwnRows,
 }
 
-/// [`Op::WindowAttention`](crate::graph::ir::Op::WindowAttention).
+/// [`Op::WindowAttention`](crate::graph::Op::WindowAttention).
 pub(super) fn windowed(q: &Value, from: &Rings<'_>, scoring: Scoring) -> Result<Value> {
     let [batch, rows, _, d] = q.heads()?;
     let positions = from.positions.as_ints()?;
@@ -266,7 +266,7 @@ pub(super) fn windowed(q: &Value, from: &Rings<'_>, scoring: Scoring) -> Result<
     })
 }
 
-/// [`Op::DenseAttention`](crate::graph::ir::Op::DenseAttention).
+/// [`Op::DenseAttention`](crate::graph::Op::DenseAttention).
 pub(super) fn dense(q: &Value, k: &Value, v: &Value, mask: &Value, scale: f64) -> Result<Value> {
     let [_, rows, heads, d] = k.heads()?;
     let mask = mask.as_floats()?;

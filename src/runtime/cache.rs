@@ -2,7 +2,7 @@
 
 use super::value::{Value, fault};
 use crate::diag::Result;
-use crate::graph::ir::{KvLayout, KvTensor};
+use crate::graph::{KvLayout, KvTensor};
 
 /// One cache tensor of one device, in f32.
 #[derive(Debug, Clone)]
@@ -14,8 +14,8 @@ pub(super) struct Cache {
 
 #[derive(Debug, Clone)]
 enum Space {
-    /// Blocks `[heads, tokens, width]`, made when they are first written.
-    Paged { tokens: usize, blocks: Vec<Option<Box<[f32]>>> },
+    /// Blocks `[heads, tokens, width]`, empty until they are first written.
+    Paged { tokens: usize, blocks: Vec<Vec<f32>> },
     /// Rings `[slots, heads, tokens, width]`.
     Window { tokens: usize, slots: usize, rings: Vec<f32> },
 }
@@ -27,14 +27,13 @@ impl Cache {
         let (heads, width) = (size(tensor.heads)?, size(tensor.head_dim)?);
         let space = match tensor.layout {
             KvLayout::Paged { block } => {
-                Space::Paged { tokens: size(block)?, blocks: vec![None; blocks] }
+                let tokens = size(block)?;
+                elements(&[heads, tokens, width], tensor)?;
+                Space::Paged { tokens, blocks: vec![Vec::new(); blocks] }
             }
             KvLayout::Window { slots, tokens } => {
                 let (slots, tokens) = (size(slots)?, size(tokens)?);
-                let all = [slots, heads, tokens, width]
-                    .into_iter()
-                    .try_fold(1usize, usize::checked_mul)
-                    .ok_or_else(|| fault(format!("{} is too large", tensor.name)))?;
+                let all = elements(&[slots, heads, tokens, width], tensor)?;
                 let mut rings = Vec::new();
                 rings.try_reserve_exact(all).map_err(|e| fault(format!("{}: {e}", tensor.name)))?;
                 rings.resize(all, 0.0);
@@ -63,10 +62,11 @@ impl Cache {
         let (data, tokens) = match &mut self.space {
             Space::Paged { tokens, blocks } => {
                 let block = blocks.get_mut(at).ok_or_else(|| outside(unit))?;
-                let tokens = *tokens;
-                let made = block
-                    .get_or_insert_with(|| vec![0.0; heads * tokens * width].into_boxed_slice());
-                (&mut made[..], tokens)
+                if block.is_empty() {
+                    block.try_reserve_exact(heads * *tokens * width).map_err(fault)?;
+                    block.resize(heads * *tokens * width, 0.0);
+                }
+                (&mut block[..], *tokens)
             }
             Space::Window { tokens, slots, rings } => {
                 let size = heads * *tokens * width;
@@ -97,13 +97,14 @@ impl Cache {
         let (heads, width) = (self.heads, self.width);
         let at = usize::try_from(unit).map_err(|_| outside(unit))?;
         let (data, tokens) = match &self.space {
-            Space::Paged { tokens, blocks } => match blocks.get(at).ok_or_else(|| outside(unit))? {
-                Some(block) => (&block[..], *tokens),
-                None => {
+            Space::Paged { tokens, blocks } => {
+                let block = blocks.get(at).ok_or_else(|| outside(unit))?;
+                if block.is_empty() {
                     out.resize(out.len() + width, 0.0);
                     return Ok(());
                 }
-            },
+                (&block[..], *tokens)
+            }
             Space::Window { tokens, slots, rings } => {
                 let size = heads * tokens * width;
                 if at >= *slots {
@@ -117,6 +118,11 @@ impl Cache {
         out.extend_from_slice(row.ok_or_else(|| fault(format!("token {token} of {tokens}")))?);
         Ok(())
     }
+}
+
+fn elements(extents: &[usize], tensor: &KvTensor) -> Result<usize> {
+    let all = extents.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+    all.ok_or_else(|| fault(format!("{} is too large", tensor.name)))
 }
 
 fn outside(unit: i64) -> crate::diag::Failure {

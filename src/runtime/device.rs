@@ -9,7 +9,7 @@ use super::value::{Value, fault};
 use super::weights::Store;
 use super::{rope, rows::best};
 use crate::diag::{Failure, Result};
-use crate::graph::ir::{
+use crate::graph::{
     KvId, KvPair, Node, Op, Program, Programs, ValueId, WeightId, WeightRef, WeightShare,
 };
 use crate::model::Activation;

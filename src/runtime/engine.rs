@@ -9,8 +9,7 @@ use super::pool::{Pool, Sequence};
 use super::value::{Value, fault};
 use super::weights::LocalWeights;
 use crate::diag::{self, Diagnostic, Failure, FailureKind, Problems, Result};
-use crate::graph::ir::KvLayout;
-use crate::graph::{Chunk, Programs, Request, Sizes, plan_request};
+use crate::graph::{Chunk, KvLayout, Programs, Request, Sizes, plan_request};
 use crate::model::ModelSpec;
 
 /// A model that answers: programs on simulated devices, and the sequences that run in its slots.
@@ -422,17 +421,18 @@ impl<'w> Engine<'w> {
 
     /// Looks embeddings up where the host does it; image tokens take their features' rows as they are.
     fn look_up(&self, ids: &[u64], runs: &[Range<u64>], features: &[Value]) -> Result<Tokens> {
-        let mut tokens = Tokens { ids: ids.to_vec(), embeds: None, per_layer: None };
+        // Placeholders are looked up as the padding token, also those that the model itself has said (transformers 5.24,
+        // Gemma 4).
+        let placeholders = self.placeholders();
+        let ids = ids.iter().map(|id| if placeholders.contains(id) { self.padding() } else { *id });
+        let mut tokens = Tokens { ids: ids.collect(), embeds: None, per_layer: None };
         if !self.sizes.embeds {
             return Ok(tokens);
         }
         let width = usize::try_from(self.spec.text.hidden_size).map_err(fault)?;
-        let mut embeds = Vec::with_capacity(ids.len().saturating_mul(width));
+        let mut embeds = Vec::with_capacity(tokens.ids.len().saturating_mul(width));
         let mut per_layer = Vec::new();
-        let placeholders = self.placeholders();
-        for id in ids {
-            // Placeholders are looked up as the padding token.
-            let id = if placeholders.contains(id) { self.padding() } else { *id };
+        for &id in &tokens.ids {
             embeds.extend(self.embedding(id)?);
             if let Some(ple) = self.spec.text.per_layer_input {
                 let scale = (ple.width as f64).sqrt() as f32;

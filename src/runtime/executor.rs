@@ -4,9 +4,9 @@ use super::device::{Call, Device, Stop};
 use super::exchange::Exchange;
 use super::value::{Value, fault};
 use super::weights::{Kept, LocalWeights};
-use crate::diag::{Diagnostic, Failure, FailureKind, Result};
-use crate::graph::ir::{Op, Program, Programs, ValueId};
-use crate::graph::{self};
+use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
+
+use crate::graph::{self, Op, Program, Programs, ValueId};
 
 /// How much memory an executor may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,8 @@ impl<'w> Executor<'w> {
     /// Devices for programs, with empty caches.
     ///
     /// # Errors
-    /// Programs that do not verify ([`FailureKind::Invalid`]); caches that do not fit the address space.
+    /// Programs that do not verify ([`FailureKind::Invalid`]); more devices or larger values than can be simulated; caches
+    /// that do not fit the address space.
     pub fn new(
         programs: Programs,
         weights: impl LocalWeights + 'w,
@@ -73,6 +74,7 @@ impl<'w> Executor<'w> {
             "the programs are unsound and cannot be run",
             (),
         )?;
+        sizes(&programs).finish(FailureKind::Refused, "the programs cannot be run here", ())?;
         let count = programs.programs.iter().map(|p| p.devices).max().unwrap_or(1);
         let blocks = usize::try_from(memory.blocks).map_err(fault)?;
         let devices = (0..count as usize)
@@ -128,6 +130,41 @@ impl<'w> Executor<'w> {
         let outputs = names.zip(values.by_ref()).collect();
         Ok(Outcome { outputs, layers: values.collect() })
     }
+}
+
+/// Most devices that are simulated, and most elements of a value or of a weight's share: 16 GiB in f32.
+const MAX_DEVICES: u32 = 1024;
+const MAX_ELEMENTS: u64 = 1 << 32;
+
+/// What is too large to run, or empty.
+fn sizes(programs: &Programs) -> Problems {
+    let mut problems = Problems::new();
+    for program in &programs.programs {
+        if program.devices > MAX_DEVICES {
+            problems.push(Diagnostic::new(
+                "runtime",
+                format!(
+                    "{} runs on {} devices; at most {MAX_DEVICES}",
+                    program.name, program.devices
+                ),
+            ));
+        }
+        let shapes = program.values.iter().map(|v| &v.shape);
+        for shape in shapes.chain(program.weights.iter().map(|w| &w.shape)) {
+            if !shape.elements().is_some_and(|n| (1..=MAX_ELEMENTS).contains(&n)) {
+                problems.push(Diagnostic::new(
+                    "runtime",
+                    format!(
+                        "{} has a value of shape {shape}; 1 to {} elements can be held",
+                        program.name,
+                        crate::diag::count(MAX_ELEMENTS)
+                    ),
+                ));
+                break;
+            }
+        }
+    }
+    problems
 }
 
 /// Runs a call on every device; gives what the first one has.

@@ -164,21 +164,36 @@ impl Engine<'_> {
             let missing = (count - out.tokens.len()) as u64;
             let proposals = self.propose(slot, newest, drafting.tokens.min(missing - 1))?;
             let proposed: Vec<u64> = proposals.iter().map(|p| p.token).collect();
-            let said = match drafting.verify {
-                Verify::Chunk if self.has_room(slot, newest, &proposed) => {
-                    self.verify_chunk(slot, newest, &proposed, stop)?
-                }
-                _ => self.verify_steps(slot, newest, &proposed, stop)?,
-            };
+            let said = self.verify(slot, newest, &proposed, stop, drafting.verify)?;
             out.proposed += proposed.len() as u64;
-            out.accepted += said.len() as u64 - 1;
+            out.accepted += (said.len() as u64).saturating_sub(1);
             newest = said.last().copied().ok_or_else(|| fault("a step without a token"))?;
             out.tokens.extend(said);
         }
         Ok(out)
     }
 
-    /// The target's tokens after `newest`, as long as they are the proposed ones, and the first that is not.
+    /// The target's tokens after `newest`, which the sequence of the slot does not hold yet: as long as they are the
+    /// proposed ones, and the first that is not (or follows them all). The sequence then holds all of them but the last.
+    ///
+    /// # Errors
+    /// As [`Engine::decode`] and [`Engine::extend`].
+    pub fn verify(
+        &mut self,
+        slot: usize,
+        newest: u64,
+        proposed: &[u64],
+        stop: &[u64],
+        verify: Verify,
+    ) -> Result<Vec<u64>> {
+        match verify {
+            Verify::Chunk if self.has_room(slot, newest, proposed) => {
+                self.verify_chunk(slot, newest, proposed, stop)
+            }
+            _ => self.verify_steps(slot, newest, proposed, stop),
+        }
+    }
+
     fn verify_steps(
         &mut self,
         slot: usize,
@@ -209,7 +224,7 @@ impl Engine<'_> {
         text && plan.is_ok_and(|plan| plan.padding == 0 && plan.chunks.len() == 1)
     }
 
-    /// As [`Engine::verify_steps`], in one call. Rejected tokens stay in the cache behind the sequence's end, where the
+    /// In one call. Rejected tokens stay in the cache behind the sequence's end, where the
     /// next call overwrites them; in rings they have replaced keys that are out of sight.
     fn verify_chunk(
         &mut self,

@@ -59,6 +59,9 @@ impl Pool {
     }
 }
 
+/// Most slots of a sequence; far above any model's longest.
+const MAX_SLOTS: usize = 1 << 26;
+
 /// One sequence in a slot of the engine.
 #[derive(Debug, Clone)]
 pub(super) struct Sequence {
@@ -77,10 +80,13 @@ impl Sequence {
     pub(super) fn new(sizes: &Sizes) -> Result<Sequence> {
         let blocks = usize::try_from(sizes.blocks_per_sequence()).map_err(fault)?;
         let slots = usize::try_from(sizes.block).map_err(fault)?.checked_mul(blocks);
+        let slots = slots.filter(|n| *n <= MAX_SLOTS).ok_or_else(|| {
+            fault(format!("sequences of {blocks} blocks; at most {MAX_SLOTS} slots can be held"))
+        })?;
         Ok(Sequence {
             held: Held::default(),
             table: vec![None; blocks],
-            mask: vec![0.0; slots.ok_or_else(|| fault("sequences are too long"))?],
+            mask: vec![0.0; slots],
             hidden: Vec::new(),
         })
     }

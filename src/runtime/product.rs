@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 /// Multiplications below which threads cost more than they save.
-const WORTH_SHARING: usize = 1 << 20;
+const WORTH_SHARING: usize = 1 << 18;
 
 /// Rows of the matrix that a thread takes at a time.
 const ROWS: usize = 128;

@@ -79,7 +79,7 @@ fn turns(frequencies: &[f32], position: i64, factor: f32) -> Vec<(f32, f32)> {
     frequencies.iter().map(at).collect()
 }
 
-/// [`Op::Rope`](crate::graph::ir::Op::Rope).
+/// [`Op::Rope`](crate::graph::Op::Rope).
 pub(super) fn rotate(rope: &RopeSpec, x: &Value, positions: &Value) -> Result<Value> {
     let [_, _, heads, d] = x.heads()?;
     let (frequencies, factor) = frequencies(rope, d);
@@ -92,7 +92,7 @@ pub(super) fn rotate(rope: &RopeSpec, x: &Value, positions: &Value) -> Result<Va
     Value::floats(x.shape(), data)
 }
 
-/// [`Op::AxialRope`](crate::graph::ir::Op::AxialRope).
+/// [`Op::AxialRope`](crate::graph::Op::AxialRope).
 pub(super) fn rotate_axes(theta: f64, x: &Value, at: &Value) -> Result<Value> {
     let [_, _, heads, d] = x.heads()?;
     let half = d / 2;

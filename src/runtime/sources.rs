@@ -8,7 +8,7 @@ use super::value::fault;
 use super::weights::LocalWeights;
 use crate::artifact::Artifact;
 use crate::diag::Result;
-use crate::graph::ir::WeightRef;
+use crate::graph::WeightRef;
 use crate::num::widen;
 use crate::partition::{Cut, Placement};
 use crate::quantize::{Decoder, PlaneSlice};

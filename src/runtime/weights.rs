@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::value::fault;
 use crate::diag::Result;
-use crate::graph::ir::{WeightRef, WeightShare};
+use crate::graph::{WeightRef, WeightShare};
 
 /// The weights of a group of devices, decoded to f32.
 ///
