@@ -250,6 +250,42 @@ mod tests {
         assert_eq!(plan.blocks, [0, 1]);
     }
 
+    proptest::proptest! {
+        #[test]
+        fn every_token_runs_once_in_a_chunk_that_lies_in_one_block(
+            gaps in proptest::collection::vec((1u64..20, 1u64..=24), 0..4),
+            rest in 1u64..20,
+            start in 0u64..30,
+        ) {
+            let sizes = Sizes { max_seq_len: 1024, ..sizes() };
+            let (mut tokens, mut images) = (0, Vec::new());
+            for (text, image) in gaps {
+                images.push(tokens + text..tokens + text + image);
+                tokens += text + image;
+            }
+            tokens += rest;
+            let held = Held { positions: start, slots: start };
+            let request = Request { held, tokens, images: images.clone() };
+            let plan = plan_request(&sizes, &request).expect("it fits");
+            let (mut next, mut free, mut blocks) = (0, start, Vec::new());
+            for c in &plan.chunks {
+                proptest::prop_assert_eq!((c.first, c.position), (next, start + next));
+                proptest::prop_assert!(c.slot >= free && c.valid <= c.rows);
+                proptest::prop_assert_eq!(c.slot / 32, (c.slot + c.rows - 1) / 32);
+                // A chunk moves only when it has to.
+                proptest::prop_assert!(c.slot == free || free % 32 + c.rows > 32);
+                proptest::prop_assert_eq!(c.image, images.contains(&(c.first..c.first + c.valid)));
+                (next, free) = (c.first + c.valid, c.slot + c.valid);
+                blocks.push(c.slot / 32);
+            }
+            blocks.dedup();
+            proptest::prop_assert_eq!(next, tokens);
+            proptest::prop_assert_eq!(plan.blocks, blocks);
+            proptest::prop_assert_eq!(plan.held, Held { positions: start + tokens, slots: free });
+            proptest::prop_assert_eq!(plan.padding, free - start - tokens);
+        }
+    }
+
     #[test]
     fn what_does_not_fit_is_refused_with_both_numbers() {
         let text =

@@ -27,7 +27,8 @@ pub struct Engine<'w> {
 pub struct Rows {
     /// Logits, one row of the vocabulary for each token; of the last token alone unless all rows were asked for.
     pub logits: Vec<f32>,
-    /// When all rows were asked for: the rows that enter each layer, and at last the rows that enter the head.
+    /// When layers were asked for: the rows that enter each layer, and at last the rows that enter the head (the last row
+    /// of each call alone, unless all rows were asked for).
     pub layers: Vec<Vec<f32>>,
     /// Final hidden states of the same tokens as the logits, if the programs give them.
     pub hidden: Vec<f32>,
@@ -46,6 +47,33 @@ struct Tokens {
     ids: Vec<u64>,
     embeds: Option<Vec<f32>>,
     per_layer: Option<Vec<f32>>,
+}
+
+impl Rows {
+    /// Adds the valid rows of a call; of logits and final states, where the call gives its last row alone, that one in
+    /// place of an earlier one.
+    fn add(&mut self, outcome: &Outcome, valid: usize, all_rows: bool) -> Result<()> {
+        let part = |value: &Value, all: bool, to: &mut Vec<f32>| -> Result<()> {
+            let values = value.as_floats()?;
+            if !all {
+                *to = values.to_vec();
+                return Ok(());
+            }
+            let values = values.get(..valid * value.columns());
+            to.extend_from_slice(values.ok_or_else(|| fault("too few rows"))?);
+            Ok(())
+        };
+        part(outcome.output("logits")?, all_rows, &mut self.logits)?;
+        if let Some(hidden) = outcome.get("hidden") {
+            part(hidden, all_rows, &mut self.hidden)?;
+        }
+        self.layers.resize(outcome.layers.len(), Vec::new());
+        for (layer, to) in outcome.layers.iter().zip(&mut self.layers) {
+            let rows = layer.shape().get(1).copied().unwrap_or(0).min(valid);
+            to.extend(layer.as_floats()?.iter().take(rows * layer.columns()));
+        }
+        Ok(())
+    }
 }
 
 const HEADLINE: &str = "this prompt cannot be run";
@@ -113,7 +141,7 @@ impl<'w> Engine<'w> {
     /// prompt that does not fit the programs or the cache.
     pub fn prefill(&mut self, slot: usize, tokens: &[u64], images: &[Image]) -> Result<Vec<f32>> {
         self.release(slot);
-        Ok(self.extend(slot, tokens, images, false)?.logits)
+        Ok(self.extend(slot, tokens, images, &View::default())?.logits)
     }
 
     /// As [`Engine::prefill`], with the logits of all tokens and the rows that enter every layer.
@@ -122,19 +150,19 @@ impl<'w> Engine<'w> {
     /// As [`Engine::prefill`].
     pub fn prefill_all(&mut self, slot: usize, tokens: &[u64], images: &[Image]) -> Result<Rows> {
         self.release(slot);
-        self.extend(slot, tokens, images, true)
+        self.extend(slot, tokens, images, &View { all_rows: true, layers: true })
     }
 
     /// Adds tokens to the sequence of a slot in prefill chunks; begins one if there is none.
     ///
     /// # Errors
-    /// As [`Engine::prefill`].
+    /// As [`Engine::prefill`]. A sequence that fails while it runs is ended.
     pub fn extend(
         &mut self,
         slot: usize,
         tokens: &[u64],
         images: &[Image],
-        all_rows: bool,
+        view: &View,
     ) -> Result<Rows> {
         self.check(slot, tokens)?;
         self.refuse_sound(tokens)?;
@@ -171,11 +199,13 @@ impl<'w> Engine<'w> {
         let mut rows = Rows::default();
         let result = claimed.and_then(|()| {
             plan.chunks.iter().try_for_each(|chunk| {
-                self.chunk(slot, &mut sequence, &tokens, chunk, all_rows, &mut rows)
+                self.chunk(slot, &mut sequence, &tokens, chunk, view, &mut rows)
             })
         });
-        // A sequence that failed half way still holds its blocks.
-        self.sequences.insert(slot, sequence);
+        match result {
+            Ok(()) => drop(self.sequences.insert(slot, sequence)),
+            Err(_) => self.pool.release(&sequence),
+        }
         result.map(|()| rows)
     }
 
@@ -306,7 +336,7 @@ impl<'w> Engine<'w> {
         sequence: &mut Sequence,
         tokens: &Tokens,
         chunk: &Chunk,
-        all_rows: bool,
+        view: &View,
         rows: &mut Rows,
     ) -> Result<()> {
         let int = |n: u64| i64::try_from(n).map_err(fault);
@@ -327,44 +357,19 @@ impl<'w> Engine<'w> {
             ("attention_mask", Value::floats([1, sequence.mask.len()], sequence.mask.clone())?),
         ];
         inputs.extend(self.token_inputs(tokens, first..first + valid, [1, count])?);
-        let view = View { all_rows, layers: all_rows };
-        let outcome = self.executor.run(&chunk.program(), &inputs, &view)?;
+        let outcome = self.executor.run(&chunk.program(), &inputs, view)?;
         let last = |value: &Value| -> Result<Vec<f32>> {
             let columns = value.columns();
-            let row = if all_rows { valid.saturating_sub(1) } else { 0 };
+            let row = if view.all_rows { valid.saturating_sub(1) } else { 0 };
             let row = value.as_floats()?.get(row * columns..(row + 1) * columns);
             Ok(row.ok_or_else(|| fault("an output without its last row"))?.to_vec())
         };
         if let Some(hidden) = outcome.get("hidden") {
             sequence.hidden = last(hidden)?;
         }
-        self.collect(&outcome, all_rows.then_some(valid), rows)?;
+        rows.add(&outcome, valid, view.all_rows)?;
         sequence.held.positions = chunk.position + chunk.valid;
         sequence.held.slots = chunk.slot + chunk.valid;
-        Ok(())
-    }
-
-    /// Adds the first `valid` rows of a call, or replaces what there is by its last one.
-    fn collect(&self, outcome: &Outcome, valid: Option<usize>, rows: &mut Rows) -> Result<()> {
-        let part = |value: &Value, to: &mut Vec<f32>| -> Result<()> {
-            let values = value.as_floats()?;
-            match valid {
-                Some(valid) => {
-                    let values = values.get(..valid * value.columns());
-                    to.extend_from_slice(values.ok_or_else(|| fault("too few rows"))?);
-                }
-                None => *to = values.to_vec(),
-            }
-            Ok(())
-        };
-        part(outcome.output("logits")?, &mut rows.logits)?;
-        if let Some(hidden) = outcome.get("hidden") {
-            part(hidden, &mut rows.hidden)?;
-        }
-        rows.layers.resize(outcome.layers.len(), Vec::new());
-        for (layer, to) in outcome.layers.iter().zip(&mut rows.layers) {
-            part(layer, to)?;
-        }
         Ok(())
     }
 

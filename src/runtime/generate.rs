@@ -236,7 +236,8 @@ impl Engine<'_> {
         let before = self.sequences.get(&slot).map(|s| s.held).unwrap_or_default();
         let mut tokens = vec![newest];
         tokens.extend(proposed);
-        let rows = self.extend(slot, &tokens, &[], true)?;
+        let view = View { all_rows: true, layers: false };
+        let rows = self.extend(slot, &tokens, &[], &view)?;
         let columns = rows.logits.len() / tokens.len();
         let mut said = Vec::new();
         for (row, next) in rows.logits.chunks_exact(columns.max(1)).zip(1..) {
