@@ -7,6 +7,7 @@
 //! | share the weights over devices | [`partition`] | `Placement` |
 //! | encode rows of weights | [`quantize`] | planes |
 //! | write, read and verify the file | [`artifact`] | `Artifact` |
+//! | run the programs | [`runtime`] | `Engine` |
 //!
 //! Foundation under all stages: [`tensor`], [`num`], [`diag`], [`model`]. `docs/architecture.md` has the whole map.
 
@@ -21,4 +22,5 @@ pub mod partition;
 pub mod pipeline;
 pub mod quantize;
 pub mod recipe;
+pub mod runtime;
 pub mod tensor;
