@@ -73,7 +73,7 @@ impl Loaded {
             model.table.merge_draft(draft.table.clone());
         }
         let (checkpoint, draft) = draft.unzip();
-        Loaded { sources: Sources { main, draft: checkpoint }, model, draft }
+        Loaded { sources: Sources { main, draft: checkpoint, imatrix: None }, model, draft }
     }
 
     /// Sizes that force every path: several blocks, chunks that wrap windows, two decoders, two image buckets.
