@@ -28,6 +28,8 @@ pub enum Command {
     Inspect(Inspect),
     /// Write one entry of a .rad file to disk: a side file's bytes, or a weight's values as f32.
     Extract(Extract),
+    /// Say what a request would run: prefill calls, decode programs, padding, cache blocks.
+    Explain(Explain),
     /// Write an artifact as a Hugging Face folder.
     Export(Export),
     /// List, show, check and import recipes.
@@ -94,6 +96,12 @@ pub struct Convert {
     /// Overwrite one recipe value, e.g. --set whole_groups=true.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+    /// Kind of device to compile for (rbln-ca25, nvidia-h100, …); overwrites the recipe's [target] profile.
+    #[arg(long, value_name = "PROFILE")]
+    pub target: Option<String>,
+    /// Leave the image and sound encoders and their projectors out, weights and programs.
+    #[arg(long)]
+    pub text_only: bool,
     /// Devices that share the model; overwrites the recipe's [target] devices.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub devices: Option<u32>,
@@ -155,6 +163,36 @@ pub struct Inspect {
     /// The resolved recipe.
     #[arg(long, group = "view")]
     pub recipe: bool,
+    /// The programs: sizes, inputs, memory.
+    #[arg(long, group = "view")]
+    pub graphs: bool,
+    /// One program as text.
+    #[arg(long, value_name = "NAME", group = "view")]
+    pub graph: Option<String>,
+    /// What every device holds: weights, cache, intermediate values.
+    #[arg(long, group = "view")]
+    pub memory: bool,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `radpack explain`
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// The file to read.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Sequences that are decoded together.
+    #[arg(long, value_name = "B", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub batch: u64,
+    /// Tokens of a prompt, those of its images included.
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    pub prompt: u64,
+    /// Tokens of an image in the prompt; may be given several times. Images stand after the first token, with one
+    /// token between them.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub image_tokens: Vec<u64>,
     /// Print one JSON document on stdout (schemas/ describes it).
     #[arg(long)]
     pub json: bool,

@@ -301,6 +301,63 @@ pub struct EntryDocument {
     pub relative_error: Option<f64>,
 }
 
+/// `radpack explain`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExplainDocument {
+    /// `radpack.explain`
+    pub schema: &'static str,
+    /// The file.
+    pub file: String,
+    /// Sequences.
+    pub batch: u64,
+    /// Tokens of each prompt.
+    pub prompt: u64,
+    /// Programs that make rows of an image, in order of running; empty without images.
+    pub image_programs: Vec<String>,
+    /// Prefill calls of one sequence, in order.
+    pub calls: Vec<CallDocument>,
+    /// The decode program, and how many of its rows are padding.
+    pub decode: DecodeDocument,
+    /// Cache slots of one sequence that hold no token.
+    pub unused_slots: u64,
+    /// Rows of all prefill calls that are computed for nothing.
+    pub padding_rows: u64,
+    /// Cache blocks of one sequence.
+    pub blocks: u64,
+    /// Cache blocks of all sequences.
+    pub all_blocks: u64,
+    /// Bytes of these blocks on every device.
+    pub block_bytes: u64,
+    /// Tokens that a sequence can still get.
+    pub left: u64,
+}
+
+/// One prefill call.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct CallDocument {
+    /// Program.
+    pub program: String,
+    /// First token of the prompt.
+    pub first: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// Rows of the program; those after the tokens are padding.
+    pub rows: u64,
+    /// Cache slot of the first row.
+    pub slot: u64,
+}
+
+/// The decode program of a batch.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DecodeDocument {
+    /// Program.
+    pub program: String,
+    /// Its sequences.
+    pub rows: u64,
+    /// Rows of padding among them.
+    pub padding_rows: u64,
+}
+
 /// `radpack export`
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ExportDocument {
@@ -369,5 +426,6 @@ mod tests {
         check::<InspectDocument>("inspect");
         check::<RecipesDocument>("recipes");
         check::<ExportDocument>("export");
+        check::<ExplainDocument>("explain");
     }
 }

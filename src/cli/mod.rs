@@ -5,8 +5,10 @@ mod completions;
 mod convert;
 mod devices;
 mod documents;
+mod explain;
 mod export;
 mod extract;
+mod graphs;
 mod inspect;
 mod output;
 mod progress;
@@ -47,6 +49,7 @@ fn json_wanted(command: &Command) -> bool {
         Command::Validate(a) => a.common.json,
         Command::Inspect(a) => a.json,
         Command::Export(a) => a.json,
+        Command::Explain(a) => a.json,
         Command::Recipes(a) => a.json,
         Command::Extract(_) | Command::Completions(_) => false,
     }
@@ -58,6 +61,7 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Validate(args) => validate::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Extract(args) => extract::run(args, output),
+        Command::Explain(args) => explain::run(args, output),
         Command::Export(args) => export::run(args, output),
         Command::Recipes(args) => recipes::run(args, output),
         Command::Completions(args) => completions::run(args, output),

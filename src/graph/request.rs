@@ -133,7 +133,8 @@ pub fn plan_request(sizes: &Sizes, request: &Request) -> diag::Result<RequestPla
                 (false, sizes.prefill_chunk, (border - at).min(sizes.prefill_chunk))
             }
         };
-        if rows == 0 || valid == 0 || rows > sizes.block {
+        // Only an aligned call lies in one block; others spread their rows over as many as they need.
+        if rows == 0 || valid == 0 || (sizes.aligned && rows > sizes.block) {
             say(
                 format!(
                     "a program of {} rows does not fit a block of {} tokens",
@@ -164,7 +165,8 @@ pub fn plan_request(sizes: &Sizes, request: &Request) -> diag::Result<RequestPla
             break;
         }
         for block in slots / sizes.block..=(end - 1) / sizes.block {
-            if plan.blocks.last() != Some(&block) {
+            // A call may begin before the padding rows of the one before it end.
+            if plan.blocks.last().is_none_or(|last| *last < block) {
                 plan.blocks.push(block);
             }
         }
@@ -248,6 +250,25 @@ mod tests {
             plan_request(&sizes, &Request { held, tokens: 3, images: Vec::new() }).expect("fits");
         assert_eq!(chunks(&plan), [(false, 16, 0, 3, 20)]);
         assert_eq!(plan.blocks, [0, 1]);
+    }
+
+    #[test]
+    fn without_alignment_a_call_may_be_larger_than_a_block() {
+        let sizes = Sizes { aligned: false, block: 4, ..sizes() };
+        let request = Request { tokens: 18, ..Request::default() };
+        let plan = plan_request(&sizes, &request).expect("fits");
+        assert_eq!(chunks(&plan), [(false, 16, 0, 16, 0), (false, 16, 16, 2, 16)]);
+        assert_eq!(plan.blocks, [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn a_block_counts_once_though_later_calls_begin_before_it() {
+        let sizes = Sizes { aligned: false, block: 8, ..sizes() };
+        let request = Request { tokens: 20, images: vec![1..3, 4..12], ..Request::default() };
+        let plan = plan_request(&sizes, &request).expect("fits");
+        let slots: Vec<(u64, u64)> = plan.chunks.iter().map(|c| (c.slot, c.rows)).collect();
+        assert_eq!(slots, [(0, 16), (1, 8), (3, 16), (4, 8), (12, 16)]);
+        assert_eq!(plan.blocks, [0, 1, 2, 3]);
     }
 
     proptest::proptest! {
