@@ -34,3 +34,4 @@ pub use rope::frequencies;
 pub use sizes::{Sized, Sizes, derive};
 pub use text::Text;
 pub use verify::verify;
+pub use wire::{WireError, WireIndex, WireProgram, to_wire};

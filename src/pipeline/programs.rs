@@ -7,9 +7,10 @@ use crate::artifact::codec::{self, CodecError};
 use crate::artifact::manifest::{self, Manifest};
 use crate::artifact::{Artifact, Weights, digests, layout as names};
 use crate::diag::{Diagnostic, Problems, Result};
-use crate::graph::ir::{KvLayout, WeightRef, WeightShare};
-use crate::graph::wire::{self, WireIndex, WireProgram};
-use crate::graph::{self, ProgramKind, Programs, Shards, Sizes};
+use crate::graph::{
+    self, KvLayout, ProgramKind, Programs, Shards, Sizes, WeightRef, WeightShare, WireError,
+    WireIndex, WireProgram,
+};
 use crate::model::{ModelSpec, Tower, WeightTable};
 use crate::partition::Placement;
 use crate::recipe::{Assignment, Profile, Recipe};
@@ -80,7 +81,7 @@ pub(super) fn compile(input: &Input<'_>) -> Result<(Option<Compiled>, Vec<Diagno
 
 /// The entries that hold programs.
 fn sections(programs: &Programs) -> Vec<(String, Vec<u8>)> {
-    let (index, programs) = wire::to_wire(programs);
+    let (index, programs) = graph::to_wire(programs);
     let mut out = vec![(names::GRAPHS_ENTRY.to_owned(), codec::encode(&index))];
     for (name, program) in index.programs.iter().zip(&programs) {
         out.push((format!("{}{name}", names::GRAPH_PREFIX), codec::encode(program)));
@@ -188,7 +189,7 @@ pub enum ProgramsError {
     Codec(String, CodecError),
     /// Sections that do not go together.
     #[error("{0}")]
-    Wire(#[from] wire::WireError),
+    Wire(#[from] WireError),
 }
 
 /// The programs of an artifact; `None` for one that holds no programs.
