@@ -1,6 +1,6 @@
 //! Compiles a model into static programs.
 //!
-//! [`compile`] lowers a [`ModelSpec`] for the sizes of a recipe ([`Sizes`]) over the shards of a partition ([`Shards`])
+//! [`compile`] lowers a [`ModelSpec`](crate::model::ModelSpec) for the sizes of a recipe ([`Sizes`]) over the shards of a partition ([`Shards`])
 //! into [`Programs`]: prefill, image prefill, decode, draft, vision and projector, each a list of typed operations
 //! ([`ir`]). [`verify`] checks them, [`arena`] places their intermediate values, [`Text`] prints them, [`plan_request`] says
 //! which of them a prompt runs.
