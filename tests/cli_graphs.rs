@@ -133,6 +133,8 @@ fn text_only_leaves_towers_out_and_says_what_it_takes() {
     succeeds(tmp.path(), &["convert", &source, "--text-only", "-o", "x.rad"]);
     let d = json(tmp.path(), &["inspect", "x.rad", "--json"]);
     assert_eq!(d["manifest"]["graphs"]["takes"], serde_json::json!(["text"]));
+    let why = d["manifest"]["graphs"]["refuses"]["image"].as_str().expect("a reason");
+    assert!(why.starts_with("the recipe leaves the image encoder out"), "{why}");
     let programs = d["manifest"]["graphs"]["programs"].as_array().expect("a list");
     assert!(programs.iter().all(|p| p["kind"] == "prefill" || p["kind"] == "decode"));
     let entries = d["entries"].as_array().expect("a list");

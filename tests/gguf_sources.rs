@@ -153,10 +153,7 @@ fn every_block_type_decodes_and_is_kept_as_gguf_py_decodes_it() {
     for encoding in kept.values() {
         *formats.entry(format!("GGUF {}", block_type(encoding))).or_default() += 1;
     }
-    testkit::proofs::proved(
-        "every_block_type_decodes_and_is_kept_as_gguf_py_decodes_it",
-        &formats,
-    );
+    testkit::proofs::proved("every_block_type_decodes_and_is_kept_as_gguf_py_decodes_it", &formats);
     let shown: Vec<String> = kept.iter().map(|(n, e)| format!("{n}: {e}")).collect();
     insta::assert_snapshot!(shown.join("\n"), @r"
     blk.0.attn_k.weight: affine:codes=u5[1x1],scale=u6[1x32],min=u6[1x32],scale.1=f16[1x256],min.1=f16[1x256]

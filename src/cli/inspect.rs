@@ -116,6 +116,9 @@ fn summary(args: &Inspect, artifact: &Artifact, manifest: Option<&Manifest>) -> 
             line("devices", m.devices.to_string());
             if let Some(g) = &m.graphs {
                 line("takes", g.takes.join(", "));
+                for (what, why) in &g.refuses {
+                    line("refuses", format!("{what}: {why}"));
+                }
                 let programs = g.programs.len();
                 line(
                     "programs",

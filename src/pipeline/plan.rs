@@ -424,7 +424,7 @@ impl Parts<'_> {
             model: self.model_summary(),
             devices: self.placement.devices,
             device_weights: shards::summaries(self.placement),
-            graphs: self.compiled.map(|c| programs::summary(c, self.placement)),
+            graphs: self.compiled.map(|c| programs::summary(c, self.spec, self.placement)),
             encodings: self.encoding_summaries(),
             weights: self.weight_records(),
             unused: unused.collect(),

@@ -90,7 +90,11 @@ fn sections(programs: &Programs) -> Vec<(String, Vec<u8>)> {
 }
 
 /// What the manifest says of the programs.
-pub(super) fn summary(compiled: &Compiled, placement: &Placement) -> manifest::GraphSummary {
+pub(super) fn summary(
+    compiled: &Compiled,
+    spec: Option<&ModelSpec>,
+    placement: &Placement,
+) -> manifest::GraphSummary {
     let sizes = &compiled.sizes;
     let text = |kind: ProgramKind| match kind {
         ProgramKind::Prefill { chunk } => ("prefill", chunk),
@@ -129,7 +133,20 @@ pub(super) fn summary(compiled: &Compiled, placement: &Placement) -> manifest::G
     if takes_images.is_some() {
         takes.extend(["image".to_owned(), "video".to_owned()]);
     }
+    let mut refuses = BTreeMap::new();
+    if let Some(spec) = spec {
+        if spec.audio.is_some() {
+            let why = "no program encodes sound; the encoder's weights are stored, on no device, unless towers.audio = false";
+            refuses.insert("audio".to_owned(), why.to_owned());
+        }
+        if spec.vision.is_some() && takes_images.is_none() {
+            let why =
+                "the recipe leaves the image encoder out, or it is of a kind that is not compiled";
+            refuses.insert("image".to_owned(), why.to_owned());
+        }
+    }
     manifest::GraphSummary {
+        refuses,
         target: compiled.profile.as_ref().map(|p| p.name.clone()),
         takes,
         max_seq_len: sizes.max_seq_len,
