@@ -5,6 +5,7 @@ mod completions;
 mod convert;
 mod devices;
 mod documents;
+mod eval;
 mod export;
 mod extract;
 mod inspect;
@@ -12,6 +13,7 @@ mod output;
 mod progress;
 mod recipes;
 mod request;
+mod run;
 mod table;
 mod validate;
 
@@ -47,6 +49,8 @@ fn json_wanted(command: &Command) -> bool {
         Command::Validate(a) => a.common.json,
         Command::Inspect(a) => a.json,
         Command::Export(a) => a.json,
+        Command::Eval(a) => a.json,
+        Command::Run(a) => a.json,
         Command::Recipes(a) => a.json,
         Command::Extract(_) | Command::Completions(_) => false,
     }
@@ -59,6 +63,8 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Inspect(args) => inspect::run(args, output),
         Command::Extract(args) => extract::run(args, output),
         Command::Export(args) => export::run(args, output),
+        Command::Eval(args) => eval::run(args, output),
+        Command::Run(args) => run::run(args, output),
         Command::Recipes(args) => recipes::run(args, output),
         Command::Completions(args) => completions::run(args, output),
     }
