@@ -128,7 +128,8 @@ fn eval_measures_nothing_against_itself_and_little_against_the_source() {
     fs::write(&corpus, lines).expect("writes");
     let source = dense();
     let run = |reference: &str, more: &[&str]| {
-        let args = ["eval", "m.rad", "--corpus", "corpus.jsonl", "--json", "--reference", reference];
+        let args =
+            ["eval", "m.rad", "--corpus", "corpus.jsonl", "--json", "--reference", reference];
         let ran = succeeds(tmp.path(), &[&args[..], more].concat());
         let schema = fs::read_to_string(testkit::root().join("schemas/eval.schema.json"));
         let schema: serde_json::Value =

@@ -118,7 +118,8 @@ fn report(evaluation: &Evaluation) -> String {
     };
     let mut rows: Vec<Vec<String>> = evaluation.sources.iter().map(|(n, s)| row(n, s)).collect();
     rows.push(row("all", &evaluation.overall));
-    let heads = ["source", "tokens", "KL mean", "median", "p99", "max", "top-1", "ppl", "ppl ratio"];
+    let heads =
+        ["source", "tokens", "KL mean", "median", "p99", "max", "top-1", "ppl", "ppl ratio"];
     let aligns = heads.map(|h| if h == "source" { Align::Left } else { Align::Right });
     table(&heads, &aligns, &rows)
 }

@@ -40,7 +40,7 @@ pub fn prove(opened: &Opened<'_>, weights: u64) -> Result<Proof> {
         }
         proof.programs.push(program);
     };
-    let tokens = |first: u64, count: usize| text(&engine_tokens(opened), first, count);
+    let tokens = |first: u64, count: usize| text(&vocabulary(opened), first, count);
     let rows = engine.prefill(0, &tokens(1, usize::try_from(chunk).unwrap_or(1)), &[])?;
     check(format!("prefill of {chunk} tokens"), &[rows]);
     engine.release(0);
@@ -49,8 +49,7 @@ pub fn prove(opened: &Opened<'_>, weights: u64) -> Result<Proof> {
         for slot in 0..batch {
             engine.prefill(slot, &tokens(slot as u64, SHORT), &[])?;
         }
-        let step: Vec<(usize, u64)> =
-            (0..batch).zip(tokens(11, batch)).collect();
+        let step: Vec<(usize, u64)> = (0..batch).zip(tokens(11, batch)).collect();
         let rows = engine.decode(&step)?;
         check(format!("decode_b{batch}"), &rows);
         release(&mut engine, batch);
@@ -64,15 +63,17 @@ fn release(engine: &mut Engine<'_>, slots: usize) {
 }
 
 /// The vocabulary's size, and tokens that no text holds.
-fn engine_tokens(opened: &Opened<'_>) -> (u64, Vec<u64>) {
+fn vocabulary(opened: &Opened<'_>) -> (u64, Vec<u64>) {
     let t = &opened.spec.tokens;
     let placeholders = [t.image, t.video, t.audio].into_iter().flatten().collect();
     (opened.spec.text.vocab_size.max(1), placeholders)
 }
 
 /// Tokens from all over the vocabulary, the same every time.
-fn text((vocabulary, placeholders): &(u64, Vec<u64>), first: u64, count: usize) -> Vec<u64> {
+fn text((size, placeholders): &(u64, Vec<u64>), first: u64, count: usize) -> Vec<u64> {
     // A prime steps through every vocabulary that it does not divide.
-    let ids = (first..).map(|n| n.wrapping_mul(7919) % vocabulary);
+    let ids = (first..).map(|n| n.wrapping_mul(7919) % size);
+    // Bounded, should there be nothing but placeholders.
+    let ids = ids.take(count.saturating_mul(8).saturating_add(64));
     ids.filter(|id| !placeholders.contains(id)).take(count).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::engine::Engine;
 use super::executor::View;
@@ -27,6 +27,15 @@ pub struct Document {
     pub answer: Option<String>,
 }
 
+impl Document {
+    fn sound(&self) -> bool {
+        matches!(
+            (&self.text, &self.prompt, &self.answer),
+            (Some(_), None, None) | (None, Some(_), Some(_))
+        )
+    }
+}
+
 /// Tokens that are run together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
@@ -48,7 +57,7 @@ struct Token {
 }
 
 /// Figures of scored tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Score {
     /// Scored tokens.
     pub tokens: usize,
@@ -91,15 +100,13 @@ pub fn read_corpus(bytes: &[u8]) -> Result<Vec<Document>> {
             continue;
         }
         let mut say = |why: String| {
-            problems.push(Diagnostic::new("corpus", format!("line {}: {why}", n + 1)).help(
-                r#"{"source": …, "text": …} or {"source": …, "prompt": …, "answer": …}"#,
-            ));
+            problems
+                .push(Diagnostic::new("corpus", format!("line {}: {why}", n + 1)).help(
+                    r#"{"source": …, "text": …} or {"source": …, "prompt": …, "answer": …}"#,
+                ));
         };
         match serde_json::from_slice::<Document>(line) {
-            Ok(Document { text: Some(_), prompt: None, answer: None, .. })
-            | Ok(Document { text: None, prompt: Some(_), answer: Some(_), .. }) => {
-                documents.extend(serde_json::from_slice::<Document>(line));
-            }
+            Ok(document) if document.sound() => documents.push(document),
             Ok(_) => say("it is neither a text nor a prompt with an answer".to_owned()),
             Err(e) => say(e.to_string()),
         }
@@ -115,7 +122,11 @@ pub fn read_corpus(bytes: &[u8]) -> Result<Vec<Document>> {
 ///
 /// # Errors
 /// Texts that the tokenizer cannot read.
-pub fn windows(documents: &[Document], tokenizer: &Tokenizer, length: usize) -> Result<Vec<Window>> {
+pub fn windows(
+    documents: &[Document],
+    tokenizer: &Tokenizer,
+    length: usize,
+) -> Result<Vec<Window>> {
     let length = length.max(2);
     let mut out = Vec::new();
     for document in documents {
@@ -159,7 +170,7 @@ pub fn evaluate(
     let mut sources: BTreeMap<String, Vec<Token>> = BTreeMap::new();
     for window in windows {
         let view = View { all_rows: true, layers: false };
-        let mut logits = |engine: &mut Engine<'_>| {
+        let logits = |engine: &mut Engine<'_>| {
             engine.release(0);
             engine.extend(0, &window.tokens, &[], &view).map(|rows| rows.logits)
         };
@@ -295,7 +306,8 @@ mod tests {
         assert_eq!(said[0], "line 3: it is neither a text nor a prompt with an answer");
         assert!(said[1].starts_with("line 4: "), "{said:?}");
         assert_eq!(said.len(), 2);
-        let one = read_corpus(b"{\"source\":\"a\",\"prompt\":\"x\",\"answer\":\"y\"}").expect("one");
+        let one =
+            read_corpus(b"{\"source\":\"a\",\"prompt\":\"x\",\"answer\":\"y\"}").expect("one");
         assert_eq!(one[0].answer.as_deref(), Some("y"));
         assert!(read_corpus(b"\n").is_err());
     }

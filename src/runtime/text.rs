@@ -1,5 +1,7 @@
 //! Text and tokens, by the tokenizer and the chat template that a file carries.
 
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json, json};
 use tokenizers::Tokenizer as Model;
@@ -175,8 +177,8 @@ impl Chat {
     /// A template that is malformed, refuses the messages, or does not end.
     pub fn prompt(&self, messages: &[Json]) -> Result<String> {
         let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|e| fault("the chat template", e))?);
         environment.set_fuel(Some(FUEL));
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -191,7 +193,7 @@ impl Chat {
         variables.insert("add_generation_prompt".to_owned(), json!(true));
         let rendered = environment
             .template_from_str(&self.template)
-            .and_then(|template| template.render(Value::from_serialize(&variables)));
+            .and_then(|template| template.render(Value::from(Serde(&variables))));
         rendered.map_err(|e| fault("the chat template", e))
     }
 }
