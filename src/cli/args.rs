@@ -32,6 +32,10 @@ pub enum Command {
     Explain(Explain),
     /// Write an artifact as a Hugging Face folder.
     Export(Export),
+    /// Measure how far a .rad file's answers are from those of a reference.
+    Eval(Eval),
+    /// Answer a prompt by the programs and weights of a .rad file.
+    Run(Run),
     /// List, show, check and import recipes.
     Recipes(Recipes),
     /// Print a completion script for a shell.
@@ -134,6 +138,9 @@ pub struct Validate {
     /// The file to check.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
+    /// Run every text program once too, and look for values that are not finite.
+    #[arg(long)]
+    pub deep: bool,
     /// Derive every weight again from this source under the stored recipe, and compare.
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
     pub against: Option<String>,
@@ -250,6 +257,52 @@ pub enum ExportDtype {
     Bf16,
     /// The decoded values exactly; config.json says float32.
     F32,
+}
+
+/// `radpack eval`
+#[derive(Debug, Args)]
+pub struct Eval {
+    /// The file to measure.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// What it is measured against: a checkpoint as convert takes it, run as it is stored, or another .rad file.
+    #[arg(long, value_name = "SOURCE|FILE.rad", value_hint = ValueHint::AnyPath)]
+    pub reference: String,
+    /// One JSON object a line: {"source", "text"}, or {"source", "prompt", "answer"}, of which the answer is scored.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub corpus: PathBuf,
+    /// Most tokens that are run together.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=65_536))]
+    pub window: u32,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+    /// Worker threads; 0 means one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
+}
+
+/// `radpack run`
+#[derive(Debug, Args)]
+pub struct Run {
+    /// The file to run.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// What to say; the file's chat template makes a prompt of it.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: String,
+    /// Continue TEXT as it is, without the chat template.
+    #[arg(long)]
+    pub raw: bool,
+    /// Most tokens of the answer.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_tokens: usize,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+    /// Worker threads; 0 means one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
 }
 
 /// `radpack recipes`

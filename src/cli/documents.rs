@@ -243,6 +243,8 @@ pub struct ValidateDocument {
     pub digest: Option<String>,
     /// The source it was compared with.
     pub against: Option<String>,
+    /// Programs that ran; empty without `--deep`.
+    pub ran: Vec<String>,
     /// Weights that were derived again.
     pub derived_weights: usize,
     /// Every fault.
@@ -403,6 +405,82 @@ pub struct RecipeDocument {
     pub toml: String,
 }
 
+/// `radpack eval`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EvalDocument {
+    /// `radpack.eval`
+    pub schema: &'static str,
+    /// The file.
+    pub file: String,
+    /// What it was measured against.
+    pub reference: String,
+    /// Most tokens that were run together.
+    pub window: u32,
+    /// All scored tokens.
+    pub overall: ScoreDocument,
+    /// By source of the corpus.
+    pub sources: BTreeMap<String, ScoreDocument>,
+}
+
+/// Figures of scored tokens. Divergences are of the file from the reference, over the whole vocabulary, in nats.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ScoreDocument {
+    /// Scored tokens.
+    pub tokens: usize,
+    /// Mean divergence.
+    pub kl_mean: f64,
+    /// Median divergence.
+    pub kl_median: f64,
+    /// 99th percentile, nearest rank.
+    pub kl_p99: f64,
+    /// Largest divergence.
+    pub kl_max: f64,
+    /// Share of tokens where both find the same token most likely.
+    pub top1_agreement: f64,
+    /// Perplexity of the reference.
+    pub reference_perplexity: f64,
+    /// Perplexity of the file.
+    pub perplexity: f64,
+    /// The file's over the reference's.
+    pub perplexity_ratio: f64,
+}
+
+impl ScoreDocument {
+    /// The document of a score.
+    pub fn of(score: &radpack::runtime::Score) -> ScoreDocument {
+        ScoreDocument {
+            tokens: score.tokens,
+            kl_mean: score.mean,
+            kl_median: score.median,
+            kl_p99: score.p99,
+            kl_max: score.max,
+            top1_agreement: score.agreement,
+            reference_perplexity: score.reference_perplexity,
+            perplexity: score.perplexity,
+            perplexity_ratio: score.perplexity_ratio,
+        }
+    }
+}
+
+/// `radpack run`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RunDocument {
+    /// `radpack.run`
+    pub schema: &'static str,
+    /// The file.
+    pub file: String,
+    /// The prompt as the model read it, the chat template applied.
+    pub prompt: String,
+    /// Its tokens.
+    pub prompt_tokens: usize,
+    /// The answer's tokens, the one that ended it included.
+    pub tokens: Vec<u64>,
+    /// The answer.
+    pub text: String,
+    /// What ended it: `stop` (a token that ends answers), `max_tokens`, or `max_seq_len`.
+    pub ended_by: &'static str,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -427,5 +505,7 @@ mod tests {
         check::<RecipesDocument>("recipes");
         check::<ExportDocument>("export");
         check::<ExplainDocument>("explain");
+        check::<RunDocument>("run");
+        check::<EvalDocument>("eval");
     }
 }

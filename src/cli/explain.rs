@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
 use radpack::graph::{Request, Sizes, plan_request};
-use radpack::pipeline;
+use radpack::runtime;
 
 use super::args::Explain;
 use super::documents::{CallDocument, DecodeDocument, ExplainDocument};
@@ -19,7 +19,7 @@ pub fn run(args: &Explain, output: &Output) -> Result<ExitCode> {
     let artifact = open(&args.file)?;
     let manifest = manifest(&artifact)?;
     let summary = graphs::summary(manifest.as_ref())?;
-    let sizes = pipeline::sizes(summary).ok_or_else(|| {
+    let sizes = runtime::sizes(summary).ok_or_else(|| {
         let problem =
             Diagnostic::new("graph", "the manifest names element types that are not known");
         Failure::one(FailureKind::Invalid, "the manifest cannot be read", problem)

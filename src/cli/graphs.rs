@@ -6,7 +6,7 @@ use radpack::artifact::Artifact;
 use radpack::artifact::manifest::{GraphSummary, Manifest};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, nearest, size};
 use radpack::graph::Text;
-use radpack::pipeline;
+use radpack::runtime;
 
 use super::table::{Align, table};
 
@@ -76,7 +76,7 @@ pub fn program(artifact: &Artifact, name: &str) -> Result<String> {
         let problem = Diagnostic::new("graph", why);
         Failure::one(FailureKind::Invalid, "the programs cannot be read", problem)
     };
-    let programs = pipeline::read_programs(artifact).map_err(|e| broken(e.to_string()))?;
+    let programs = runtime::read_programs(artifact).map_err(|e| broken(e.to_string()))?;
     let programs = programs.unwrap_or_default();
     if let Some(program) = programs.get(name) {
         return Ok(Text { program, kv: &programs.kv }.to_string());

@@ -5,6 +5,7 @@ mod completions;
 mod convert;
 mod devices;
 mod documents;
+mod eval;
 mod explain;
 mod export;
 mod extract;
@@ -14,6 +15,7 @@ mod output;
 mod progress;
 mod recipes;
 mod request;
+mod run;
 mod table;
 mod validate;
 
@@ -50,6 +52,8 @@ fn json_wanted(command: &Command) -> bool {
         Command::Inspect(a) => a.json,
         Command::Export(a) => a.json,
         Command::Explain(a) => a.json,
+        Command::Eval(a) => a.json,
+        Command::Run(a) => a.json,
         Command::Recipes(a) => a.json,
         Command::Extract(_) | Command::Completions(_) => false,
     }
@@ -63,6 +67,8 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Extract(args) => extract::run(args, output),
         Command::Explain(args) => explain::run(args, output),
         Command::Export(args) => export::run(args, output),
+        Command::Eval(args) => eval::run(args, output),
+        Command::Run(args) => run::run(args, output),
         Command::Recipes(args) => recipes::run(args, output),
         Command::Completions(args) => completions::run(args, output),
     }

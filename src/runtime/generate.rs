@@ -71,12 +71,31 @@ impl Engine<'_> {
         count: usize,
         stop: &[u64],
     ) -> Result<Vec<u64>> {
+        self.generate_each(slot, tokens, images, count, stop, &mut |_| Ok(true))
+    }
+
+    /// As [`Engine::generate`]; `each` is told of every token as soon as it is known, and ends the text with `false`.
+    /// A text ends too where the sequence can hold no more.
+    ///
+    /// # Errors
+    /// As [`Engine::generate`], and those of `each`.
+    pub fn generate_each(
+        &mut self,
+        slot: usize,
+        tokens: &[u64],
+        images: &[Image],
+        count: usize,
+        stop: &[u64],
+        each: &mut dyn FnMut(u64) -> Result<bool>,
+    ) -> Result<Vec<u64>> {
         let mut logits = self.prefill(slot, tokens, images)?;
         let mut out = Vec::new();
         while out.len() < count {
             let token = greedy(&logits);
             out.push(token);
-            if stop.contains(&token) || out.len() == count {
+            let held = self.sequences.get(&slot).map_or(0, |s| s.held.slots);
+            let full = held >= self.sizes.max_seq_len;
+            if !each(token)? || stop.contains(&token) || out.len() == count || full {
                 break;
             }
             let rows = self.decode(&[(slot, token)])?;
