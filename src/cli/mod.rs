@@ -5,6 +5,7 @@ mod completions;
 mod convert;
 mod devices;
 mod documents;
+mod estimate;
 mod export;
 mod extract;
 mod inspect;
@@ -47,6 +48,7 @@ fn json_wanted(command: &Command) -> bool {
         Command::Validate(a) => a.common.json,
         Command::Inspect(a) => a.json,
         Command::Export(a) => a.json,
+        Command::EstimateKv(a) => a.json,
         Command::Recipes(a) => a.json,
         Command::Extract(_) | Command::Completions(_) => false,
     }
@@ -59,6 +61,7 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Inspect(args) => inspect::run(args, output),
         Command::Extract(args) => extract::run(args, output),
         Command::Export(args) => export::run(args, output),
+        Command::EstimateKv(args) => estimate::run(args, output),
         Command::Recipes(args) => recipes::run(args, output),
         Command::Completions(args) => completions::run(args, output),
     }

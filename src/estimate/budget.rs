@@ -3,8 +3,7 @@
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, count};
 use crate::recipe::MemoryBudget;
 
-const WAYS: &str =
-    "a fraction with a point above 0 and at most 1 (0.9), a percentage (90%), or whole bytes (15000000000, 12GB, 512 MiB)";
+const WAYS: &str = "a fraction with a point above 0 and at most 1 (0.9), a percentage (90%), or whole bytes (15000000000, 12GB, 512 MiB)";
 
 /// Units, all of them binary as in optimum-rbln.
 const UNITS: [(&str, u64); 9] = [
@@ -99,7 +98,9 @@ mod tests {
             assert_eq!(read(text), Some(MemoryBudget::Bytes(12 << 30)), "{text}");
         }
         assert_eq!(read("1TB"), Some(MemoryBudget::Bytes(1 << 40)));
-        for text in ["0.0", "1.01", "-0.5", "101%", "0%", "1.5GB", "0", "0GB", "", "GB", "True", "nan%"] {
+        for text in
+            ["0.0", "1.01", "-0.5", "101%", "0%", "1.5GB", "0", "0GB", "", "GB", "True", "nan%"]
+        {
             let failure = parse(text).expect_err(text);
             assert_eq!(failure.kind, FailureKind::Usage, "{text}");
             assert!(failure.problems.iter().all(|p| !p.help.is_empty()), "{text}");

@@ -15,7 +15,11 @@ pub(super) fn no_devices() -> Failure {
     Failure::one(FailureKind::Refused, "there is nothing to estimate", problem)
 }
 
-pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) -> Result<Estimate> {
+pub(super) fn estimate(
+    model: &MemoryModel,
+    target: &Profile,
+    options: Options,
+) -> Result<Estimate> {
     let sizes = &model.sizes;
     let memory = &target.memory;
     let usable = target.usable();
@@ -28,8 +32,11 @@ pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) 
         here.map(|p| (p.arena.saturating_add(p.inputs), p.name.as_str())).max().unwrap_or_default()
     };
     let sum = |device: u32, workspace: u64| {
-        let mut terms =
-            vec![term("weights", model.weight_bytes(Part::Decoder, device), weight_words(model, device))];
+        let mut terms = vec![term(
+            "weights",
+            model.weight_bytes(Part::Decoder, device),
+            weight_words(model, device),
+        )];
         for (part, name) in [(Part::Draft, "draft head"), (Part::Encoder, "image encoder")] {
             let bytes = model.weight_bytes(part, device);
             if bytes > 0 {
@@ -56,7 +63,7 @@ pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) 
     let blocks = search(decisive.left).unwrap_or(0);
     let min = sizes.min_blocks();
     let at = |n: u64| need(&resizable, n, rounding);
-    let counted = Blocks { blocks, kept: 0, min, full, block_tokens: sizes.block };
+    let counted = Blocks { blocks, kept: 0, min, block_tokens: sizes.block };
     let lacks = |n: u64| {
         let wanted = i128::try_from(at(n)).unwrap_or(i128::MAX) - i128::from(decisive.left);
         u128::try_from(wanted).unwrap_or(0)

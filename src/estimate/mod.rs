@@ -127,7 +127,6 @@ struct Blocks {
     /// Blocks that the engine keeps for itself.
     kept: u64,
     min: u64,
-    full: u64,
     block_tokens: u64,
 }
 

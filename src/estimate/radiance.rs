@@ -120,8 +120,10 @@ pub fn groups(model: &MemoryModel) -> Vec<Group> {
         }
     }
     found.sort_unstable();
-    let group =
-        |(window, page): (Option<u64>, u64)| Group { page, window: window.map(|w| Window::of(w, block)) };
+    let group = |(window, page): (Option<u64>, u64)| Group {
+        page,
+        window: window.map(|w| Window::of(w, block)),
+    };
     found.into_iter().map(group).collect()
 }
 
@@ -131,7 +133,11 @@ fn tables(model: &MemoryModel) -> u64 {
     model.sizes.full_blocks().saturating_mul(4)
 }
 
-pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) -> Result<Estimate> {
+pub(super) fn estimate(
+    model: &MemoryModel,
+    target: &Profile,
+    options: Options,
+) -> Result<Estimate> {
     let sizes = &model.sizes;
     let memory = &target.memory;
     // No fraction of the memory is set aside: the engine takes what is free less head room.
@@ -186,7 +192,7 @@ pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) 
     let tokens = carved.as_ref().map_or(0, |c| c.tokens);
     let blocks = tokens / block.max(1);
     let full = sizes.full_blocks();
-    let counted = Blocks { blocks, kept: 0, min: 1, full, block_tokens: block };
+    let counted = Blocks { blocks, kept: 0, min: 1, block_tokens: block };
     let free: u64 = groups.iter().filter(|g| g.window.is_none()).map(|g| g.page).sum();
     let mut misfits = Vec::new();
     let mut notes = Vec::new();
@@ -261,7 +267,13 @@ pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) 
         length_at_full_batch: counted.length_at_full_batch(model),
         next_block: (blocks < full).then(|| free.saturating_sub(left_over)),
         left_over,
-        allowance: Some(Allowance { name: "engine".to_owned(), bytes: engine, times: 1, least, most }),
+        allowance: Some(Allowance {
+            name: "engine".to_owned(),
+            bytes: engine,
+            times: 1,
+            least,
+            most,
+        }),
         with_encoder: None,
         notes,
         misfits,

@@ -13,7 +13,11 @@ use super::{
 use crate::diag::{Diagnostic, Result, size};
 use crate::recipe::Profile;
 
-pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) -> Result<Estimate> {
+pub(super) fn estimate(
+    model: &MemoryModel,
+    target: &Profile,
+    options: Options,
+) -> Result<Estimate> {
     let sizes = &model.sizes;
     let memory = &target.memory;
     let chiplets = memory.chiplets.max(1);
@@ -62,7 +66,7 @@ pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) 
     let slack = left.saturating_sub(at(blocks));
     // vllm-rbln 0.11.2: its null block is a block of the cache unless the cache holds every sequence in full.
     let kept = u64::from(blocks > 0 && blocks < full);
-    let counted = Blocks { blocks, kept, min, full, block_tokens: sizes.block };
+    let counted = Blocks { blocks, kept, min, block_tokens: sizes.block };
     let mut misfits: Vec<Diagnostic> = Vec::new();
     if blocks < min {
         let wanted = i128::try_from(at(min)).unwrap_or(i128::MAX) - i128::from(decisive.left);
@@ -71,7 +75,8 @@ pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) 
         misfits.push(too_few(model, &counted, missing, room));
     }
     let times = programs(decisive.device);
-    let (least, most) = paged::same_answer(workspace, budget, |w| search(sum(decisive.device, w).left));
+    let (least, most) =
+        paged::same_answer(workspace, budget, |w| search(sum(decisive.device, w).left));
     let encoder = with_encoder(model, &devices, workspace, chiplets, usable - budget, &search);
     let mut notes = Vec::new();
     if chiplets > 1 {
@@ -140,7 +145,8 @@ fn with_encoder(
         (d.left.saturating_sub(taken), d.device, weights, work)
     });
     let all: Vec<_> = with.collect();
-    let &(_, device, weights, work) = all.iter().max_by_key(|(_, d, w, work)| (w + work, std::cmp::Reverse(*d)))?;
+    let &(_, device, weights, work) =
+        all.iter().max_by_key(|(_, d, w, work)| (w + work, std::cmp::Reverse(*d)))?;
     if weights == 0 && work == 0 {
         return None;
     }

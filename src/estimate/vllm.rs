@@ -95,12 +95,15 @@ fn kinds(model: &MemoryModel) -> Vec<LayerPages> {
     for (bytes, window) in layers.into_values() {
         *found.entry((window, bytes)).or_default() += 1;
     }
-    let kind =
-        |((window, token_bytes), layers)| LayerPages { layers, token_bytes, window };
+    let kind = |((window, token_bytes), layers)| LayerPages { layers, token_bytes, window };
     found.into_iter().map(kind).collect()
 }
 
-pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) -> Result<Estimate> {
+pub(super) fn estimate(
+    model: &MemoryModel,
+    target: &Profile,
+    options: Options,
+) -> Result<Estimate> {
     let sizes = &model.sizes;
     let memory = &target.memory;
     let fraction = options.budget.unwrap_or(MemoryBudget::Fraction(memory.utilization));
@@ -173,14 +176,15 @@ pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) 
         );
         let fits = longest(1);
         if fits > 0 {
-            problem = problem.help(format!("--max-seq-len {} fits", fits / sizes.block.max(1) * sizes.block));
+            problem = problem
+                .help(format!("--max-seq-len {} fits", fits / sizes.block.max(1) * sizes.block));
         }
         misfits.push(problem.help("more devices, or weights in fewer bits, leave more room"));
     }
-    let (least, most) =
-        paged::same_answer(engine, budget, |w| fit(sum(decisive.device, w).left));
+    let (least, most) = paged::same_answer(engine, budget, |w| fit(sum(decisive.device, w).left));
     let tokens_of = |n: u64| {
-        u64::try_from(u128::from(n) * u128::from(sizes.max_seq_len) / u128::from(each)).unwrap_or(u64::MAX)
+        u64::try_from(u128::from(n) * u128::from(sizes.max_seq_len) / u128::from(each))
+            .unwrap_or(u64::MAX)
     };
     let words = pages.as_ref().map_or_else(String::new, |p| {
         let groups: u64 = p.kinds.iter().map(|k| k.0).sum();
@@ -225,7 +229,13 @@ pub(super) fn estimate(model: &MemoryModel, target: &Profile, options: Options) 
         length_at_full_batch: longest(sizes.batch_size),
         next_block: Some(block_bytes.saturating_sub(left.checked_rem(block_bytes).unwrap_or(0))),
         left_over: left.checked_rem(block_bytes).unwrap_or(left),
-        allowance: Some(Allowance { name: "engine".to_owned(), bytes: engine, times: 1, least, most }),
+        allowance: Some(Allowance {
+            name: "engine".to_owned(),
+            bytes: engine,
+            times: 1,
+            least,
+            most,
+        }),
         with_encoder: None,
         notes,
         misfits,
