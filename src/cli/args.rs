@@ -36,6 +36,8 @@ pub enum Command {
     Eval(Eval),
     /// Answer a prompt by the programs and weights of a .rad file.
     Run(Run),
+    /// How many blocks of KV cache fit on the target, and why.
+    EstimateKv(EstimateKv),
     /// List, show, check and import recipes.
     Recipes(Recipes),
     /// Print a completion script for a shell.
@@ -303,6 +305,66 @@ pub struct Run {
     /// Worker threads; 0 means one per core.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
+}
+
+/// `radpack estimate-kv`
+#[derive(Debug, Args)]
+pub struct EstimateKv {
+    /// What convert takes, or a finished .rad file.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub source: String,
+    /// A draft model whose weights go into the same file.
+    #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
+    pub draft_model: Option<String>,
+    /// A built-in recipe's name or a recipe file [default: int8-g128].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub recipe: Option<String>,
+    /// Overwrite one recipe value, e.g. --set graphs.kv_partition_len=8192.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Target profile, e.g. rbln-ca25; overwrites the recipe's.
+    #[arg(long, value_name = "NAME")]
+    pub target: Option<String>,
+    /// Devices that share the model.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub devices: Option<u32>,
+    /// How much of a device's memory may be used: 0.9, 90%, 12GiB (a whole number alone is bytes).
+    #[arg(long, value_name = "PART")]
+    pub memory_budget: Option<String>,
+    /// Element type of the cache: f32, f16, bf16, fp8.
+    #[arg(long, value_name = "TYPE")]
+    pub kv_dtype: Option<String>,
+    /// Longest sequence, in tokens.
+    #[arg(long, value_name = "TOKENS")]
+    pub max_seq_len: Option<u32>,
+    /// Sequences that are served together.
+    #[arg(long, value_name = "N")]
+    pub batch_size: Option<u32>,
+    /// Count as that engine does instead of the target's.
+    #[arg(long, value_enum)]
+    pub allocator: Option<AllocatorChoice>,
+    /// The engine's own memory, which nobody outside knows: of each program on rbln, of a device elsewhere.
+    #[arg(long, value_name = "BYTES")]
+    pub workspace: Option<String>,
+    /// What every layer keeps.
+    #[arg(long)]
+    pub layers: bool,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Whose way of handing out cache memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AllocatorChoice {
+    /// optimum-rbln: blocks by search, every tensor rounded.
+    Rbln,
+    /// radiance: one pool of pages.
+    Radiance,
+    /// vLLM: uniform pages in a fraction of the memory.
+    Vllm,
+    /// radpack's own programs.
+    Exact,
 }
 
 /// `radpack recipes`

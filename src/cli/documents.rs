@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use radpack::diag::{Diagnostic, Failure, FailureKind};
+use radpack::estimate::{Estimate, LayerRow};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -381,6 +382,21 @@ pub struct ExportDocument {
     pub unstated_activations: usize,
 }
 
+/// `radpack estimate-kv`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EstimateDocument {
+    /// `radpack.estimate`
+    pub schema: &'static str,
+    /// The source or file.
+    pub source: String,
+    /// Name of the recipe.
+    pub recipe: String,
+    /// The sum and the answer.
+    pub estimate: Estimate,
+    /// What every decoder layer keeps.
+    pub layers: Vec<LayerRow>,
+}
+
 /// `radpack recipes list`
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RecipesDocument {
@@ -507,5 +523,6 @@ mod tests {
         check::<ExplainDocument>("explain");
         check::<RunDocument>("run");
         check::<EvalDocument>("eval");
+        check::<EstimateDocument>("estimate");
     }
 }

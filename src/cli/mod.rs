@@ -5,6 +5,7 @@ mod completions;
 mod convert;
 mod devices;
 mod documents;
+mod estimate;
 mod eval;
 mod explain;
 mod export;
@@ -54,6 +55,7 @@ fn json_wanted(command: &Command) -> bool {
         Command::Explain(a) => a.json,
         Command::Eval(a) => a.json,
         Command::Run(a) => a.json,
+        Command::EstimateKv(a) => a.json,
         Command::Recipes(a) => a.json,
         Command::Extract(_) | Command::Completions(_) => false,
     }
@@ -69,6 +71,7 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Export(args) => export::run(args, output),
         Command::Eval(args) => eval::run(args, output),
         Command::Run(args) => run::run(args, output),
+        Command::EstimateKv(args) => estimate::run(args, output),
         Command::Recipes(args) => recipes::run(args, output),
         Command::Completions(args) => completions::run(args, output),
     }
