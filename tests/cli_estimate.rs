@@ -50,7 +50,25 @@ fn the_published_recipe_prints_its_sum() {
     .expect("a sparse checkpoint");
     let args = ["estimate-kv", "31B", "--recipe", "gemma-4/rbln-w8a16-x16"];
     let ran = succeeds(tmp.path(), &args);
-    insta::assert_snapshot!(ran.stdout, @"");
+    insta::assert_snapshot!(ran.stdout, @r"
+    per device (tightest of 16: device 0)       MiB
+      memory of a device, rbln-ca25        16,384.0
+      – system reserve                        288.0
+      = memory budget 0.9                  14,486.4  15,190,091,366 B
+      – weights                             1,937.5  832 of the decoder
+      – window KV                             400.0  8 slots × 50 layers × K,V × 1,024 tokens × f16
+      – workspace                             384.0  6 programs × 64.00 MiB, assumed
+      = for KV blocks                      11,764.9
+      ÷ one block                             320.0  10 layers × K,V × 16,384 tokens × f16
+
+    36 blocks   589,824 tokens · 573,440 allocatable (one null block)
+    contexts     2.25 of 262,144 tokens · limits: 17 blocks minimum, 128 full
+    at a time    2 of 8 sequences at full length · 65,536 tokens each with all 8
+    next block   needs 75.1 MiB more · 244.9 MiB are left over
+    assumed      workspace 6 × 64.00 MiB (--workspace): 36 blocks for 52–104 MiB
+    not counted  image encoder on device 0: 1,098.1 MiB + 128.0 MiB workspace
+                 32 blocks with it · 1,609.6 MiB lie outside the budget
+    ");
     let ran = radpack(tmp.path(), &[&args[..], &["--memory-budget", "50%"]].concat());
     assert_eq!(ran.code, 3, "{}", ran.stdout);
     assert!(ran.stdout.contains("16 blocks"), "{}", ran.stdout);

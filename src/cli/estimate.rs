@@ -284,17 +284,17 @@ fn sum_text(e: &Estimate) -> String {
         );
     }
     if let Some(w) = &e.with_encoder {
-        let with = w.blocks.map_or("none would fit".to_owned(), |n| format!("{} blocks", count(n)));
+        let with = w.blocks.map_or("no block".to_owned(), |n| format!("{} blocks", count(n)));
         line(
             "not counted",
             format!(
-                "image encoder on device {}: {} MiB + {} MiB workspace; with it {with} (outside the budget: {} MiB)",
+                "image encoder on device {}: {} MiB + {} MiB workspace",
                 w.device,
                 cell(w.weights),
                 cell(w.workspace),
-                cell(w.outside)
             ),
         );
+        line("", format!("{with} with it · {} MiB lie outside the budget", cell(w.outside)));
     }
     for note in &e.notes {
         line("note", note.clone());

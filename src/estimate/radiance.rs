@@ -76,7 +76,7 @@ pub fn carve(pool: u64, groups: &[Group], tables: u64, seqs: u64, block: u64) ->
         let pages: Vec<u64> = free.collect();
         let page = pages.iter().copied().fold(0u64, u64::saturating_add);
         // The engine divides bytes by bytes a token, both as doubles; whole pages are the same in integers.
-        let blocks = if page == 0 { 0 } else { remaining / page };
+        let blocks = remaining.checked_div(page).unwrap_or(0);
         let over = groups.iter().zip(&mut capped).find_map(|(g, c)| {
             let most = seqs.saturating_mul(g.window?.blocks);
             (c.is_none() && blocks > most).then_some((g.page, c, most))
