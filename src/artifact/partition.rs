@@ -4,7 +4,7 @@
 //! and the digest of the whole weight's planes. A piece is an entry `NAME@i/n`. The table's length depends on no
 //! digest's value, so it has its place before any weight is read. Only files for more than one device have it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -197,6 +197,11 @@ impl Partition {
         let mut table = self.clone();
         table.weights.iter_mut().for_each(|w| w.sha256 = [0; 32]);
         table
+    }
+
+    /// The rows by weight.
+    pub fn by_name(&self) -> BTreeMap<&str, &PartitionRow> {
+        self.weights.iter().map(|row| (row.name.as_str(), row)).collect()
     }
 
     /// Reads `radpack/partition`, whose digest `radpack/digests` tells.

@@ -30,7 +30,7 @@ pub enum Command {
     Extract(Extract),
     /// Say what a request would run: prefill calls, decode programs, padding, cache blocks.
     Explain(Explain),
-    /// Write an artifact as a Hugging Face folder.
+    /// Write an artifact as a Hugging Face folder, or its programs as StableHLO.
     Export(Export),
     /// Measure how far a .rad file's answers are from those of a reference.
     Eval(Eval),
@@ -229,12 +229,16 @@ pub struct Export {
     /// The file to read.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
-    /// What the folder holds: every weight decoded, or quantized weights for compressed-tensors.
+    /// What the folder holds: every weight decoded, quantized weights for compressed-tensors, or programs with the
+    /// arguments of every device.
     #[arg(long, value_enum)]
     pub format: ExportFormat,
     /// Element type of decoded weights, with --format safetensors [default: bf16].
     #[arg(long, value_enum)]
     pub dtype: Option<ExportDtype>,
+    /// Blocks of the paged cache, with --format stablehlo [default: all sequences at full length, and one].
+    #[arg(long, value_name = "N")]
+    pub kv_blocks: Option<u64>,
     /// The folder to make; it must not exist yet.
     #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub output: PathBuf,
@@ -250,6 +254,8 @@ pub enum ExportFormat {
     CompressedTensors,
     /// Plain safetensors, decoded.
     Safetensors,
+    /// The compiled programs as StableHLO modules.
+    Stablehlo,
 }
 
 /// Element type of decoded weights.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use radpack::diag::{Diagnostic, Failure, FailureKind};
 use radpack::estimate::{Estimate, LayerRow};
+use radpack::export::stablehlo::LeftOut;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -380,6 +381,12 @@ pub struct ExportDocument {
     pub draft_weights: usize,
     /// Weights without their recipe's activations, whose groups do not divide the weights' columns.
     pub unstated_activations: usize,
+    /// Modules, for StableHLO; `stablehlo.json` in the folder describes them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modules: Option<usize>,
+    /// Programs that StableHLO has no form for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<LeftOut>,
 }
 
 /// `radpack estimate-kv`

@@ -35,6 +35,47 @@ pub struct Exported {
     pub unstated_activations: usize,
 }
 
+/// A folder in the making, beside its final place and private until it is complete; removed on every failure.
+pub(super) struct Partial<'a> {
+    folder: tempfile::TempDir,
+    out: &'a Path,
+}
+
+impl<'a> Partial<'a> {
+    /// Begins the folder `out`, which must not exist yet.
+    pub fn begin(out: &'a Path) -> Result<Partial<'a>> {
+        if out.symlink_metadata().is_ok() {
+            let problem = Diagnostic::new("output", format!("{} exists already", out.display()))
+                .help("name a folder that does not exist yet");
+            return Err(Failure::one(FailureKind::Usage, "the output is in the way", problem));
+        }
+        let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // Beside the output, so that the last step is a rename.
+        let folder = tempfile::Builder::new()
+            .prefix(".radpack-export-")
+            .tempdir_in(parent)
+            .map_err(|e| Failure::io("create a folder beside", out, &e))?;
+        Ok(Partial { folder, out })
+    }
+
+    /// Where to write.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Gives the folder its final name.
+    pub fn publish(self) -> Result<()> {
+        // A temporary folder is private; an exported one is an ordinary folder.
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(self.path(), fs::Permissions::from_mode(0o755))
+            .map_err(|e| Failure::io("write", self.out, &e))?;
+        fs::rename(self.path(), self.out).map_err(|e| Failure::io("rename", self.out, &e))?;
+        // The folder has its final name: there is nothing left to remove.
+        let _ = self.folder.keep();
+        Ok(())
+    }
+}
+
 pub(super) fn write(
     artifact: &Artifact,
     manifest: &Manifest,
@@ -42,18 +83,8 @@ pub(super) fn write(
     out: &Path,
     options: Options,
 ) -> Result<Exported> {
-    if out.symlink_metadata().is_ok() {
-        let problem = Diagnostic::new("output", format!("{} exists already", out.display()))
-            .help("name a folder that does not exist yet");
-        return Err(Failure::one(FailureKind::Usage, "the output is in the way", problem));
-    }
-    let parent = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let partial = Partial::begin(out)?;
     let io = |doing: &'static str| move |e: io::Error| Failure::io(doing, out, &e);
-    // Beside the output, so that the last step is a rename; removed on every failure.
-    let partial = tempfile::Builder::new()
-        .prefix(".radpack-export-")
-        .tempdir_in(parent)
-        .map_err(io("create a folder beside"))?;
     let shards = shards(&plan.tensors, options.shard_bytes);
     let mut index = Map::new();
     for (i, shard) in shards.iter().enumerate() {
@@ -70,13 +101,9 @@ pub(super) fn write(
         let path = partial.path().join("model.safetensors.index.json");
         write_file(&path, format!("{document:#}\n").as_bytes()).map_err(io("write"))?;
     }
-    let side_files = write_side_files(artifact, manifest, plan, partial.path())?;
-    // A temporary folder is private; an exported one is an ordinary folder.
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(partial.path(), fs::Permissions::from_mode(0o755)).map_err(io("write"))?;
-    fs::rename(partial.path(), out).map_err(io("rename"))?;
-    // The folder has its final name: there is nothing left to remove.
-    let _ = partial.keep();
+    let config = |stored: &[u8]| configuration(stored, plan);
+    let side_files = write_side_files(artifact, manifest, &config, partial.path())?;
+    partial.publish()?;
     Ok(Exported {
         folder: out.to_owned(),
         tensors: plan.tensors.len(),
@@ -105,7 +132,8 @@ fn shards<'t, 'a>(tensors: &'t [Tensor<'a>], limit: u64) -> Vec<Vec<&'t Tensor<'
     shards
 }
 
-fn write_shard(path: &Path, tensors: &[&Tensor<'_>]) -> io::Result<()> {
+/// Writes a safetensors file.
+pub(super) fn write_shard(path: &Path, tensors: &[&Tensor<'_>]) -> io::Result<()> {
     // Wide elements first keep every tensor aligned in the file.
     let mut order: Vec<&&Tensor<'_>> = tensors.iter().collect();
     order.sort_by(|a, b| b.dtype.bits().cmp(&a.dtype.bits()).then_with(|| a.name.cmp(&b.name)));
@@ -167,7 +195,7 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
@@ -176,10 +204,11 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-fn write_side_files(
+/// Writes the artifact's side files, `config.json` as `config` makes it; returns their number.
+pub(super) fn write_side_files(
     artifact: &Artifact,
     manifest: &Manifest,
-    plan: &Plan<'_>,
+    config: &dyn Fn(&[u8]) -> Result<Vec<u8>>,
     folder: &Path,
 ) -> Result<usize> {
     let stored: BTreeMap<&str, &[u8]> = manifest
@@ -202,7 +231,7 @@ fn write_side_files(
         let to = folder.join(relative);
         let io = |e: io::Error| Failure::io("write", &to, &e);
         if *path == "config.json" {
-            write_file(&to, &configuration(bytes, plan)?).map_err(io)?;
+            write_file(&to, &config(bytes)?).map_err(io)?;
         } else {
             write_file(&to, bytes).map_err(io)?;
         }

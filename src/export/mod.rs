@@ -5,12 +5,13 @@
 //! | [`Format::Safetensors`] | every weight decoded: quantized ones as bf16 or f32, the others as stored |
 //! | [`Format::CompressedTensors`] | quantized weights in the layouts of compressed-tensors, with `quantization_config` |
 //!
-//! Both carry the artifact's side files byte for byte; `config.json` changes only where the weights do. A folder appears
+//! [`stablehlo`] writes programs instead, with the arguments of every device. All carry the artifact's side files byte for byte; `config.json` changes only where the weights do. A folder appears
 //! under its name when it is complete.
 
 mod compressed;
 mod config;
 mod folder;
+pub mod stablehlo;
 mod tensors;
 
 use std::collections::BTreeMap;

@@ -79,6 +79,8 @@ pub(super) enum Bytes<'a> {
         /// How often the last one of a row is written.
         last: u64,
     },
+    /// Bytes of the mapped file as they are.
+    Mapped(&'a [u8]),
     /// Bytes made beforehand: a few.
     Made(Vec<u8>),
 }
@@ -133,6 +135,7 @@ impl<'a> Tensor<'a> {
         match &self.bytes {
             Bytes::Values(contents) => contents.iter().try_for_each(|c| self.write_values(c, out)),
             Bytes::Stored(rows) => rows.each(|bytes| out.write_all(bytes)),
+            Bytes::Mapped(bytes) => out.write_all(bytes),
             Bytes::Made(bytes) => out.write_all(bytes),
             Bytes::Offset { bytes: rows, padded, flip } => {
                 let mut buffer = vec![0u8; *padded];

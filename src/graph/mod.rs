@@ -32,6 +32,7 @@ pub use memory::{ALIGN, Arena, arena};
 pub use request::{Chunk, Held, Request, RequestPlan, plan_request};
 pub use rope::frequencies;
 pub use sizes::{Sized, Sizes, derive};
+pub use stablehlo::{ArgumentKind, Module, ModuleArgument, module};
 pub use text::Text;
 pub use verify::verify;
 pub use wire::{WireError, WireIndex, WireProgram, to_wire};

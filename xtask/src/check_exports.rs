@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
-use testkit::digest::sha256;
 
-use crate::{Result, build};
+use crate::{Result, build, python};
 
 const MODELS: [&str; 3] = ["tiny-llama", "tiny-qwen3", "tiny-gemma4-dense"];
 
@@ -22,9 +21,6 @@ const FOLDERS: [(&str, &[&str]); 3] = [
     ("f32", &["--format", "safetensors", "--dtype", "f32"]),
     ("bf16", &["--format", "safetensors"]),
 ];
-
-/// The installer: pip takes several times as long for these packages.
-const UV: &str = "uv==0.13.9";
 
 /// How to check.
 #[derive(Debug, Args)]
@@ -47,7 +43,7 @@ pub fn run(args: &CheckExportsArgs) -> Result<()> {
     let scratch = testkit::target().join("check-exports");
     let python = match &args.python {
         Some(python) => python.clone(),
-        None => environment(&scripts.join("requirements.txt"), &scratch)?,
+        None => python::environment(&scripts.join("requirements.txt"), &scratch, "about 3 GB")?,
     };
     let bin = build::radpack(args.bin.clone())?;
     let folders = scratch.join("folders");
@@ -67,7 +63,7 @@ pub fn run(args: &CheckExportsArgs) -> Result<()> {
     }
     // The libraries' progress bars and notices.
     check.stderr(File::create(&log).map_err(testkit::at(&log))?);
-    build::run(&mut check).map_err(|e| match last_lines(&log) {
+    build::run(&mut check).map_err(|e| match python::traceback(&log) {
         Some(lines) => {
             format!("{e}\n{lines}\n(folders in {}, log in {})", folders.display(), log.display())
         }
@@ -78,7 +74,7 @@ pub fn run(args: &CheckExportsArgs) -> Result<()> {
 }
 
 /// The checkpoint of a tiny model: committed, or made from the fixtures' spec.
-fn source(model: &str, scratch: &Path) -> Result<PathBuf> {
+pub fn source(model: &str, scratch: &Path) -> Result<PathBuf> {
     let committed = testkit::fixtures().join(model);
     if committed.is_dir() {
         return Ok(committed);
@@ -98,98 +94,4 @@ fn export(bin: &Path, source: &Path, recipe: &str, folder: &Path) -> Result<()> 
         build::output(&mut export)?;
     }
     Ok(())
-}
-
-/// The end of a Python traceback, if the log ends in one.
-fn last_lines(log: &Path) -> Option<String> {
-    let text = fs::read(log).ok()?;
-    let text = String::from_utf8_lossy(&text);
-    let at = text.rfind("Traceback (most recent call last)")?;
-    Some(text[at..].trim_end().to_owned())
-}
-
-/// The Python of a virtual environment with exactly the required packages, made anew when they or Python changed.
-fn environment(requirements: &Path, scratch: &Path) -> Result<PathBuf> {
-    let wanted = fs::read(requirements).map_err(testkit::at(requirements))?;
-    let version = build::output(Command::new("python3").arg("--version"))
-        .map_err(|e| format!("needs python3, 3.11 or newer, with venv: {e}"))?;
-    let version = version.trim();
-    if !new_enough(version) {
-        return Err(format!("needs python3, 3.11 or newer; this is {version}"));
-    }
-    let venv = scratch.join("venv");
-    let python = venv.join("bin/python3");
-    let stamp = venv.join("made-of");
-    let made_of = format!("{version}, {UV}, requirements {}\n", sha256(&wanted));
-    if fs::read_to_string(&stamp).is_ok_and(|s| s == made_of) {
-        return Ok(python);
-    }
-    eprintln!("installing {} (about 3 GB to download)", requirements.display());
-    build::remove_folder(&venv)?;
-    build::run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-    let mut pip = Command::new(&python);
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir"]);
-    build::run(pip.arg(UV))?;
-    // A cache of its own, on the same file system, so that files are linked instead of copied and the home folder stays
-    // as it is. `--no-deps` keeps to the list, which is complete.
-    let cache = scratch.join("uv-cache");
-    let mut uv = Command::new(venv.join("bin/uv"));
-    uv.args(["pip", "install", "--quiet", "--no-deps", "--python"]).arg(&python);
-    let installed = build::run(uv.arg("--cache-dir").arg(&cache).arg("-r").arg(requirements));
-    build::remove_folder(&cache)?;
-    installed?;
-    fs::write(&stamp, made_of).map_err(testkit::at(&stamp))?;
-    Ok(python)
-}
-
-/// Whether `Python 3.x.y` is at least the version that the pinned packages need.
-fn new_enough(version: &str) -> bool {
-    let mut numbers = version.trim_start_matches("Python ").split('.').map(str::parse::<u32>);
-    matches!((numbers.next(), numbers.next()), (Some(Ok(3)), Some(Ok(minor))) if minor >= 11)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn python_versions_are_compared_as_numbers() {
-        assert!(new_enough("Python 3.11.7"));
-        assert!(new_enough("Python 3.12.0rc1"));
-        assert!(!new_enough("Python 3.9.18"));
-        assert!(!new_enough("Python 2.7.18"));
-        assert!(!new_enough("command not found"));
-    }
-
-    #[test]
-    fn every_requirement_is_one_exact_version() {
-        let path = testkit::root().join("xtask/check_exports/requirements.txt");
-        let text = fs::read_to_string(&path).unwrap();
-        let packages: Vec<&str> =
-            text.lines().filter(|l| !l.starts_with('#') && !l.is_empty()).collect();
-        assert!(packages.len() > 50, "{} packages", packages.len());
-        for package in packages {
-            let (_, version) = package.split_once("==").expect(package);
-            assert!(version.starts_with(|c: char| c.is_ascii_digit()), "{package}");
-        }
-        for direct in fs::read_to_string(path.with_extension("in")).unwrap().lines() {
-            assert!(text.lines().any(|l| l == direct), "{direct}");
-        }
-    }
-
-    #[test]
-    fn a_traceback_is_found_behind_progress_bars() {
-        let log = std::env::temp_dir().join(format!("xtask-check-exports-{}", std::process::id()));
-        fs::write(&log, "50%\r100%\nTraceback (most recent call last):\n  x\nImportError: y\n")
-            .unwrap();
-        let found = last_lines(&log);
-        fs::write(&log, "100%\n").unwrap();
-        let none = last_lines(&log);
-        fs::remove_file(&log).unwrap();
-        assert_eq!(
-            found.as_deref(),
-            Some("Traceback (most recent call last):\n  x\nImportError: y")
-        );
-        assert_eq!(none, None);
-    }
 }

@@ -5,9 +5,11 @@
 mod bench;
 mod build;
 mod check_exports;
+mod check_stablehlo;
 mod encodings;
 mod fetch;
 mod fixtures;
+mod python;
 mod quality;
 mod repro;
 mod tidy;
@@ -60,6 +62,8 @@ enum Task {
     },
     /// Export tiny models, load the folders with transformers, and compare with radpack's own decoded weights
     CheckExports(check_exports::CheckExportsArgs),
+    /// Run the programs of tiny models with XLA on 1 to 16 virtual devices, and compare with transformers' logits
+    CheckStablehlo(check_stablehlo::CheckStablehloArgs),
     /// Errors of every encoding on a trained model's f32 weights; fails where a search is no better than rounding
     Quality(quality::QualityArgs),
     /// Check docs/encodings.md against what the tests prove
@@ -91,6 +95,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Repro { bin } => repro::run(bin),
         Task::CheckExports(args) => check_exports::run(&args),
+        Task::CheckStablehlo(args) => check_stablehlo::run(&args),
         Task::Quality(args) => quality::run(&args),
         Task::Encodings { write } => encodings::run(write),
         Task::Bench { what: Bench::Scale(args) } => bench::scale(&args),

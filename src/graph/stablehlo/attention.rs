@@ -24,6 +24,12 @@ impl Printer<'_> {
         for (id, rows) in [(pair.key.0, k), (pair.value.0, v)] {
             let cache = self.kv.get(&id)?.clone();
             let rows = self.f.reshape(rows, &[b * q, h, d]);
+            // Values beyond the largest finite one would become NaN.
+            let rows = match cache.ty {
+                "f8E4M3FN" => self.f.clamp(&rows, 448.0),
+                "f8E5M2" => self.f.clamp(&rows, 57344.0),
+                _ => rows,
+            };
             let rows = self.f.convert(&rows, cache.ty);
             let new = self.f.write_rows(&cache, at, &rows);
             self.kv.insert(id, new);
@@ -45,6 +51,11 @@ impl Printer<'_> {
         let start = self.f.scalar("multiply", &sequence, n as f64);
         let entry = self.f.binary("add", &start, &which);
         let physical = self.f.take(&table, &entry);
+        // Padding rows behind the last slot of a sequence go nowhere: a block outside drops them.
+        let end = self.f.integer(n as i64, &[b * q]);
+        let inside = self.f.compare("LT", &which, &end);
+        let nowhere = self.f.integer(self.blocks() as i64, &[b * q]);
+        let physical = self.f.select(&inside, &physical, &nowhere);
         let places = self.places(&physical, &place);
         self.write(pair, k, v, &places)
     }

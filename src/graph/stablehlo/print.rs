@@ -47,8 +47,8 @@ pub enum ArgumentKind {
     Cache,
     /// A plane of a weight's shard.
     Weight {
-        /// The weight; an expert of several devices has `local.J` for its number, the device's J-th.
-        name: String,
+        /// The weight on every device of the group, by rank; a single one is that of all devices.
+        weights: Vec<String>,
         /// Place of the plane in the weight's encoding.
         plane: usize,
     },
@@ -118,6 +118,9 @@ impl Printer<'_> {
         element: &'static str,
         kind: ArgumentKind,
     ) -> V {
+        if name.contains(|c: char| c == '"' || c == '\\' || c.is_control()) {
+            self.fault(format!("{name:?} cannot be an argument's name"));
+        }
         let name = name.to_owned();
         let v = self.f.argument(&name, shape, element);
         self.arguments.push(ModuleArgument { name, shape: shape.to_vec(), element, kind });
@@ -209,6 +212,11 @@ impl Printer<'_> {
         self.values.get(id.0 as usize).cloned().flatten()
     }
 
+    /// Blocks of the paged cache.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
     /// The key tensor of a layer.
     pub(super) fn cache(&self, pair: KvPair) -> Option<&KvTensor> {
         self.programs.kv(pair.key)
@@ -228,7 +236,7 @@ impl Printer<'_> {
         let result = match &node.op {
             Op::Embed { table, scale } => self.embed(*table, *scale, &x, &shape)?,
             Op::Linear { weight, bias, .. } => {
-                let w = self.matrix(*weight, None)?;
+                let w = self.matrix(*weight)?;
                 let y = self.product(&x, &w);
                 match bias {
                     Some(bias) => {
@@ -474,7 +482,7 @@ impl Printer<'_> {
 
     fn embed(&mut self, table: WeightId, scale: f64, ids: &V, shape: &[u64]) -> Option<V> {
         let share = self.weight_ref(table)?.share;
-        let table = self.matrix(table, None)?;
+        let table = self.matrix(table)?;
         let (rows, cols) = (*table.shape.first()?, *table.shape.get(1)?);
         let n: u64 = ids.shape.iter().product();
         let mut at = self.f.reshape(ids, &[n]);
@@ -510,7 +518,7 @@ impl Printer<'_> {
     ) -> Option<V> {
         let weight = self.weight_ref(table)?;
         let extents = weight.shape.extents().to_vec();
-        let flat = self.matrix(table, None)?;
+        let flat = self.matrix(table)?;
         let all = self.f.reshape(&flat, &extents);
         let (patches, cols) = (*shape.get(1)?, *shape.get(2)?);
         let mut sum: Option<V> = None;
@@ -555,9 +563,8 @@ impl Printer<'_> {
         let local = gate_up.len() as u64 / u64::from(self.program.devices).max(1);
         let mut sum = self.f.constant(0.0, &[rows, hidden]);
         for j in 0..local {
-            let at = usize::try_from(j).ok()?;
-            let gate_up = self.matrix(*gate_up.get(at)?, Some(j))?;
-            let down = self.matrix(*down.get(at)?, Some(j))?;
+            let gate_up = self.expert(gate_up, j, local)?;
+            let down = self.expert(down, j, local)?;
             let width = *gate_up.shape.first()? / 2;
             let y = self.f.dot(&x, &gate_up, [&[], &[]], [&[1], &[1]]);
             let (gate, up) = (self.f.slice(&y, 1, 0, width), self.f.slice(&y, 1, width, 2 * width));

@@ -137,6 +137,13 @@ impl Function {
         self.binary(op, x, &c)
     }
 
+    /// Limited to `-limit ..= limit`.
+    pub(super) fn clamp(&mut self, x: &V, limit: f64) -> V {
+        let (low, high) = (self.constant(-limit, &x.shape), self.constant(limit, &x.shape));
+        let x = self.binary("maximum", x, &low);
+        self.binary("minimum", &x, &high)
+    }
+
     pub(super) fn compare(&mut self, how: &str, a: &V, b: &V) -> V {
         let kind = if a.ty.starts_with('f') || a.ty == "bf16" { "FLOAT" } else { "SIGNED" };
         let result = tensor(&a.shape, "i1");

@@ -38,6 +38,14 @@ pub(super) fn element(dtype: DType) -> Option<(&'static str, bool)> {
     })
 }
 
+/// What devices hold under one argument.
+struct Held {
+    /// The weight's name in arguments.
+    name: String,
+    /// The weight of every device by rank, or the one of all.
+    weights: Vec<String>,
+}
+
 impl Printer<'_> {
     pub(super) fn weight_ref(&mut self, id: WeightId) -> Option<WeightRef> {
         let found = self.program.weight(id).cloned();
@@ -47,27 +55,10 @@ impl Printer<'_> {
         found
     }
 
-    /// The name under which a device has the weight: experts of several devices are counted on each.
-    fn local_name(&self, weight: &WeightRef, local: Option<u64>) -> String {
-        match local {
-            Some(n) => {
-                let mut parts: Vec<&str> = weight.name.split('.').collect();
-                let number = n.to_string();
-                let at = parts.len().saturating_sub(2);
-                if let Some(slot) = parts.get_mut(at) {
-                    *slot = &number;
-                }
-                parts.insert(at, LOCAL_EXPERT);
-                parts.join(".")
-            }
-            None => weight.name.clone(),
-        }
-    }
-
     /// One plane as an argument, its elements unpacked: `[grid rows, grid columns]`.
     fn plane(
         &mut self,
-        name: &str,
+        held: &Held,
         weight: &WeightRef,
         encoding: &Encoding,
         k: usize,
@@ -82,11 +73,11 @@ impl Printer<'_> {
             self.fault(format!("{}: {} cannot be an argument", weight.name, spec.dtype));
             return None;
         };
-        let argument = argument_name(name, encoding, spec);
+        let argument = argument_name(&held.name, encoding, spec);
         if let Some(v) = self.planes.get(&argument) {
             return Some(v.clone());
         }
-        let kind = ArgumentKind::Weight { name: name.to_owned(), plane: k };
+        let kind = ArgumentKind::Weight { weights: held.weights.clone(), plane: k };
         let v = if packed {
             let bytes = spec.row_bytes(grid_cols)?;
             let raw = self.argument(&argument, &[grid_rows, bytes], "ui8", kind);
@@ -105,15 +96,48 @@ impl Printer<'_> {
     }
 
     /// The weight as `[rows, columns]` of f32.
-    pub(super) fn matrix(&mut self, id: WeightId, local: Option<u64>) -> Option<V> {
+    pub(super) fn matrix(&mut self, id: WeightId) -> Option<V> {
         let weight = self.weight_ref(id)?;
+        let held = Held { name: weight.name.clone(), weights: vec![weight.name.clone()] };
+        self.held(&held, &weight)
+    }
+
+    /// The device's `j`-th of `local` experts as `[rows, columns]` of f32. Experts of several devices share one argument,
+    /// so they have to be stored alike.
+    pub(super) fn expert(&mut self, all: &[WeightId], j: u64, local: u64) -> Option<V> {
+        let at = usize::try_from(j).ok()?;
+        let first = *all.get(at)?;
+        let weight = self.weight_ref(first)?;
+        if weight.share != WeightShare::Expert {
+            return self.matrix(first);
+        }
+        let step = usize::try_from(local).ok()?.max(1);
+        let mut weights = Vec::new();
+        for id in all.iter().skip(at).step_by(step) {
+            let other = self.weight_ref(*id)?;
+            if (self.encodings)(&other.name) != (self.encodings)(&weight.name) {
+                let (a, b) = (&weight.name, &other.name);
+                self.fault(format!("{a} and {b} are stored in different encodings"));
+                return None;
+            }
+            weights.push(other.name);
+        }
+        // blk.3.ffn_down_exps.17.weight -> blk.3.ffn_down_exps.local.1.weight
+        let mut parts: Vec<&str> = weight.name.split('.').collect();
+        let number = j.to_string();
+        let at = parts.len().checked_sub(2)?;
+        *parts.get_mut(at)? = &number;
+        parts.insert(at, LOCAL_EXPERT);
+        let held = Held { name: parts.join("."), weights };
+        self.held(&held, &weight)
+    }
+
+    fn held(&mut self, held: &Held, weight: &WeightRef) -> Option<V> {
         let Some(encoding) = (self.encodings)(&weight.name) else {
             self.fault(format!("{} has no encoding", weight.name));
             return None;
         };
-        let local = local.filter(|_| weight.share == WeightShare::Expert);
-        let name = self.local_name(&weight, local);
-        if let Some(v) = self.values_of.get(&name) {
+        if let Some(v) = self.values_of.get(&held.name) {
             return Some(v.clone());
         }
         let (rows, cols) = weight.shape.matrix()?;
@@ -125,22 +149,33 @@ impl Printer<'_> {
             self.fault(format!("{} has scheme {}", weight.name, encoding.scheme.name()));
             return None;
         }
+        let known = |p: &PlaneSpec| {
+            let levels = p.level(role::SCALE).or(p.level(role::MIN)).is_some();
+            levels || [role::CODES, role::ZERO, role::TABLE].contains(&p.role.as_str())
+        };
+        if let Some(plane) = encoding.planes.iter().find(|p| !known(p)) {
+            self.fault(format!("{} has a plane of {}", weight.name, plane.role));
+            return None;
+        }
         let mut codes = None;
-        let mut factors = Vec::new();
+        let (mut factors, mut minima) = (Vec::new(), Vec::new());
         let (mut zero, mut table) = (None, None);
         for (k, spec) in encoding.planes.iter().enumerate() {
-            let v = self.plane(&name, &weight, &encoding, k)?;
-            match spec.role.as_str() {
-                role::TABLE => table = Some(v),
-                what => {
-                    let v = if what == role::CODES { v } else { self.f.convert(&v, "f32") };
-                    let v = self.spread(&v, spec, rows, cols);
-                    match what {
-                        role::CODES => codes = Some(v),
-                        role::ZERO => zero = Some(v),
-                        _ => factors.push(v),
-                    }
-                }
+            let v = self.plane(held, weight, &encoding, k)?;
+            if spec.role == role::TABLE {
+                table = Some(v);
+                continue;
+            }
+            let v = if spec.role == role::CODES { v } else { self.f.convert(&v, "f32") };
+            let v = self.spread(&v, spec, rows, cols);
+            if spec.role == role::CODES {
+                codes = Some(v);
+            } else if spec.role == role::ZERO {
+                zero = Some(v);
+            } else if spec.level(role::SCALE).is_some() {
+                factors.push(v);
+            } else {
+                minima.push(v);
             }
         }
         let codes = codes?;
@@ -159,20 +194,24 @@ impl Printer<'_> {
         if let Some(zero) = zero {
             x = self.f.binary("subtract", &x, &zero);
         }
-        if let Some((first, rest)) = factors.split_first() {
-            let mut scale = first.clone();
-            for more in rest {
-                scale = self.f.binary("multiply", &scale, more);
-            }
-            x = self.f.binary("multiply", &x, &scale);
+        // In the order that the encoding defines: rounding depends on it.
+        for factor in &factors {
+            x = self.f.binary("multiply", &x, factor);
         }
-        self.values_of.insert(name, x.clone());
+        if let Some((first, rest)) = minima.split_first() {
+            let mut least = first.clone();
+            for more in rest {
+                least = self.f.binary("multiply", &least, more);
+            }
+            x = self.f.binary("subtract", &x, &least);
+        }
+        self.values_of.insert(held.name.clone(), x.clone());
         Some(x)
     }
 
     /// The weight as a vector of f32.
     pub(super) fn vector(&mut self, id: WeightId) -> Option<V> {
-        let m = self.matrix(id, None)?;
+        let m = self.matrix(id)?;
         let n = m.shape.iter().product();
         Some(self.f.reshape(&m, &[n]))
     }
