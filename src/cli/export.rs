@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 use radpack::export::{self, Decoded, Format, Options, stablehlo};
-use radpack::runtime;
+use radpack::{pipeline, runtime};
 
 use super::args::{Export, ExportDtype, ExportFormat};
 use super::documents::ExportDocument;
