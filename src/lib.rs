@@ -7,12 +7,15 @@
 //! | share the weights over devices | [`partition`] | `Placement` |
 //! | encode rows of weights | [`quantize`] | planes |
 //! | write, read and verify the file | [`artifact`] | `Artifact` |
+//! | count the cache | [`estimate`] | `Estimate` |
+//! | run the programs | [`runtime`] | `Engine` |
 //!
 //! Foundation under all stages: [`tensor`], [`num`], [`diag`], [`model`]. `docs/architecture.md` has the whole map.
 
 pub mod artifact;
 pub mod checkpoint;
 pub mod diag;
+pub mod estimate;
 pub mod export;
 pub mod graph;
 pub mod model;
@@ -21,4 +24,5 @@ pub mod partition;
 pub mod pipeline;
 pub mod quantize;
 pub mod recipe;
+pub mod runtime;
 pub mod tensor;

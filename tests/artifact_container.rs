@@ -361,6 +361,7 @@ fn any_contents() -> impl Strategy<Value = Contents> {
             .map(|e| ProfileShare { layer: e.layer, expert: e.expert, share: 0.25 })
             .collect();
         Contents {
+            data: Vec::new(),
             arch_id: a.clone(),
             model_name: b.clone(),
             quant: String::new(),

@@ -167,6 +167,7 @@ fn sample() -> Sample {
         created_by: "radpack 0.1.0".into(),
         metadata: metadata::rows(&sources).expect("rows"),
         entries,
+        data: Vec::new(),
         vocab: None,
         profile: vec![],
     };

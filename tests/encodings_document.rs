@@ -142,6 +142,8 @@ test of independent data proves it.
 * **Read as a source**: the values that the weight decodes to. Kept planes hold the same codes and scales;
   [`quantized-sources.md`](quantized-sources.md) says how, and what is refused. radiance's container is the artifact's own
   form, no source: its row tells that its weights decode to the values of radiance's reader.
+* **Exports** are read back by our reader and the safetensors library in tests; `cargo xtask check-exports`, which CI runs,
+  has transformers and compressed-tensors load them and compares every weight ([`exports.md`](exports.md)).
 * **Quantized**: codes, scales and zero points that our quantizer makes of the same weights under that `rounding`
   (`compressed-tensors`, `modelopt`, `transformers`; `rad` is radiance's). Cases include zero blocks, subnormals, ties, the
   largest bf16, outliers and ragged shapes. Where a package makes NaN or infinity of finite weights, the weight is refused.

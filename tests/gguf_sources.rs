@@ -83,6 +83,24 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
+/// The block type that is kept in an encoding.
+fn block_type(encoding: &str) -> &'static str {
+    match encoding {
+        "i6*i8[1x16]*f16[1x256]" => "Q6_K",
+        "i3*i6[1x16]*f16[1x256]" => "Q3_K",
+        "i4*f16[1x32]" => "Q4_0",
+        "i5*f16[1x32]" => "Q5_0",
+        "i8*f16[1x32]" => "Q8_0",
+        "fp4_e2m1*e8m0[1x32]" => "MXFP4",
+        "affine:codes=u4[1x1],scale=f16[1x32],min=f16[1x32]" => "Q4_1",
+        "affine:codes=u5[1x1],scale=f16[1x32],min=f16[1x32]" => "Q5_1",
+        _ if encoding.starts_with("affine:codes=u2") => "Q2_K",
+        _ if encoding.starts_with("affine:codes=u4") => "Q4_K",
+        _ if encoding.starts_with("affine:codes=u5") => "Q5_K",
+        other => panic!("{other} holds no block type"),
+    }
+}
+
 #[test]
 fn every_block_type_decodes_and_is_kept_as_gguf_py_decodes_it() {
     let bytes = fs::read(fixture("tiny.safetensors")).expect("the reference");
@@ -131,6 +149,11 @@ fn every_block_type_decodes_and_is_kept_as_gguf_py_decodes_it() {
         assert_eq!(total as u64, stored, "{}: kept in as many bytes", weight.name);
         kept.insert(weight.name.clone(), encoding.to_string());
     }
+    let mut formats: BTreeMap<String, usize> = BTreeMap::new();
+    for encoding in kept.values() {
+        *formats.entry(format!("GGUF {}", block_type(encoding))).or_default() += 1;
+    }
+    testkit::proofs::proved("every_block_type_decodes_and_is_kept_as_gguf_py_decodes_it", &formats);
     let shown: Vec<String> = kept.iter().map(|(n, e)| format!("{n}: {e}")).collect();
     insta::assert_snapshot!(shown.join("\n"), @r"
     blk.0.attn_k.weight: affine:codes=u5[1x1],scale=u6[1x32],min=u6[1x32],scale.1=f16[1x256],min.1=f16[1x256]

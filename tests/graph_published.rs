@@ -204,7 +204,7 @@ fn every_published_variant_compiles_with_its_towers() {
 
 fn with(settings: &str) -> Recipe {
     let text = format!("schema = 1\n[target]\nprofile = \"rbln-ca25\"\n{settings}");
-    Recipe::parse(Arc::new(SourceText { name: "case".into(), text: text.into() }))
+    Recipe::parse(Arc::new(SourceText { name: "case".into(), text }))
         .unwrap_or_else(|f| panic!("{f}"))
 }
 

@@ -25,7 +25,7 @@ fn a_misspelt_key_is_shown_with_the_nearest_one() {
           | ^^^^ unknown key
         = did you mean `match`?
         = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional, whole_groups and keep_vectors
+          share_scale, optional, whole_groups, keep_vectors and imatrix
       recipe: [[quantize]] has no key `encodng`
          --> mine.toml:4:1
           |
@@ -33,7 +33,7 @@ fn a_misspelt_key_is_shown_with_the_nearest_one() {
           | ^^^^^^^ unknown key
         = did you mean `encoding`?
         = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional, whole_groups and keep_vectors
+          share_scale, optional, whole_groups, keep_vectors and imatrix
 
     2 problems
     "#);
@@ -83,7 +83,7 @@ fn keys_of_other_tools_are_translated() {
           | ^^^^^^^ unknown key
         = here it is `match`
         = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional, whole_groups and keep_vectors
+          share_scale, optional, whole_groups, keep_vectors and imatrix
       recipe: [[quantize]] has no key `scheme`
          --> mine.toml:4:1
           |
@@ -91,7 +91,7 @@ fn keys_of_other_tools_are_translated() {
           | ^^^^^^ unknown key
         = here it is `encoding`
         = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional, whole_groups and keep_vectors
+          share_scale, optional, whole_groups, keep_vectors and imatrix
       recipe: [[quantize]] has no key `ignore`
          --> mine.toml:5:1
           |
@@ -100,7 +100,7 @@ fn keys_of_other_tools_are_translated() {
         = here it is a rule with encoding = "keep" before the others; weights that no rule selects are
           kept anyway
         = keys of [[quantize]]: match, weight, tower, class, encoding, activations, quantizer, rounding,
-          share_scale, optional, whole_groups and keep_vectors
+          share_scale, optional, whole_groups, keep_vectors and imatrix
       recipe: [graphs] has no key `attn_impl`
          --> mine.toml:7:1
           |

@@ -169,9 +169,16 @@ fn every_published_recipe_fits_every_gemma_4_of_its_kind() {
         published(&model, tmp.path());
         published(&draft, tmp.path());
         for recipe in RECIPES {
-            // An E model has 8 heads, its assistant 4: 16 devices are for the others.
+            // An E model has 8 heads, its assistant 4: 16 devices are for the others. It saw half as many positions.
             let more: &[&str] = match (recipe.contains("rbln"), size.starts_with('E')) {
-                (true, true) => &["--devices", "4", "--set", "vision.devices=[0]"],
+                (true, true) => &[
+                    "--devices",
+                    "4",
+                    "--set",
+                    "vision.devices=[0]",
+                    "--set",
+                    "graphs.max_seq_len=131072",
+                ],
                 _ => &[],
             };
             let document = dry_run_with(tmp.path(), recipe, &model, Some(&draft), more);

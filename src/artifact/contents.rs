@@ -1,5 +1,7 @@
 //! What a container is made of, before any offset exists.
 
+use std::collections::BTreeMap;
+
 use super::vocab::Vocab;
 use crate::tensor::{DType, Encoding, Shape};
 
@@ -20,6 +22,9 @@ pub struct Contents {
     pub metadata: Vec<(String, MetaValue)>,
     /// The directory in file order (see [`canonical_order`]).
     pub entries: Vec<EntrySpec>,
+    /// Positions in the directory in the order in which the entries' planes lie (see [`data_order`]); empty for the
+    /// directory's own order.
+    pub data: Vec<usize>,
     /// Tokenizer tables for engines that read them here.
     pub vocab: Option<Vocab>,
     /// Expert profile.
@@ -112,6 +117,26 @@ pub fn device_order(pieces: &mut [(u32, EntrySpec)]) {
     });
 }
 
+/// Order in which the planes of a file for several devices lie, from `(layer, expert, whether it is a piece)` of every
+/// entry in directory order: what is whole, then expert 0 of every layer, expert 1 of every layer and so on, then the
+/// pieces. So the experts of one device lie together, and expert x of a layer still lies at expert 0 plus x times one
+/// stride. Where layers have unequal numbers of experts there is no such stride: the directory's order stays.
+pub fn data_order(entries: &[(i32, i32, bool)]) -> Vec<usize> {
+    let mut experts: BTreeMap<i32, i32> = BTreeMap::new();
+    for &(layer, expert, _) in entries.iter().filter(|e| e.1 >= 0) {
+        let last = experts.entry(layer).or_default();
+        *last = (*last).max(expert);
+    }
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    let mut counts = experts.values();
+    let first = counts.next();
+    if counts.all(|n| Some(n) == first) {
+        // The sort is stable: within one expert, layers and slots keep the directory's order.
+        order.sort_by_key(|&i| entries.get(i).map(|e| (e.2, e.1.max(-1))));
+    }
+    order
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,5 +161,16 @@ mod tests {
         canonical_order(&mut entries);
         let names: Vec<&str> = entries.iter().map(|e| e.name.as_str()).collect();
         assert_eq!(names, ["b", "m", "z", "e0s0", "e0s1", "e1s0", "a"]);
+    }
+
+    #[test]
+    fn experts_of_all_layers_lie_expert_by_expert() {
+        let entry = |layer, expert| (layer, expert, false);
+        let mut entries =
+            vec![entry(-1, -1), entry(0, -1), entry(0, 0), entry(0, 1), entry(1, -1), entry(1, 0)];
+        entries.push((0, -1, true));
+        assert_eq!(data_order(&entries), [0, 1, 2, 3, 4, 5, 6], "layers of unequal numbers");
+        entries.insert(6, entry(1, 1));
+        assert_eq!(data_order(&entries), [0, 1, 4, 2, 5, 3, 6, 7]);
     }
 }

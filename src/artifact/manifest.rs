@@ -105,6 +105,9 @@ pub struct GraphSummary {
     pub target: Option<String>,
     /// What prompts may hold: `text`, `image`, `video`.
     pub takes: Vec<String>,
+    /// What the model takes and the programs do not, with the reason.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refuses: BTreeMap<String, String>,
     /// Longest sequence, in cache slots.
     pub max_seq_len: u64,
     /// Sequences that are served together.

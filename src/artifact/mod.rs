@@ -34,7 +34,9 @@ mod weights;
 mod wire;
 mod writer;
 
-pub use contents::{Contents, EntrySpec, MetaValue, ProfileShare, canonical_order, device_order};
+pub use contents::{
+    Contents, EntrySpec, MetaValue, ProfileShare, canonical_order, data_order, device_order,
+};
 pub use pieces::{Pieces, Put, Read};
 pub use plan::Layout;
 pub use reader::{Artifact, Entry, MetaRef, PlaneAt, VocabSummary};

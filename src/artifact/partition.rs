@@ -199,6 +199,11 @@ impl Partition {
         table
     }
 
+    /// The rows by weight.
+    pub fn by_name(&self) -> BTreeMap<&str, &PartitionRow> {
+        self.weights.iter().map(|row| (row.name.as_str(), row)).collect()
+    }
+
     /// Reads `radpack/partition`, whose digest `radpack/digests` tells.
     ///
     /// # Errors
@@ -230,11 +235,6 @@ impl Partition {
             w.check(devices).map_err(|why| format!("`{}`: {why}", w.name))?;
         }
         Ok(())
-    }
-
-    /// Rows by logical name.
-    pub fn by_name(&self) -> BTreeMap<&str, &PartitionRow> {
-        self.weights.iter().map(|w| (w.name.as_str(), w)).collect()
     }
 }
 

@@ -47,7 +47,7 @@ const MAX_FILE: u64 = i64::MAX as u64;
 
 impl Layout {
     /// Places everything. Strings are stored in the order metadata, entries, vocabulary, header; encodings in the
-    /// order of first use; entries one after the other at multiples of 4096, their planes at multiples of 256.
+    /// order of first use; entries one after the other, in the order of [`Contents::data`], at multiples of 4096, their planes at multiples of 256.
     ///
     /// # Errors
     /// Everything that a reader would refuse or that a careful writer avoids, all together: empty or duplicate
@@ -270,9 +270,23 @@ fn padded(name: &str) -> std::result::Result<[u8; NAME_BYTES], String> {
 
 /// Directory rows with offsets relative to the data blob.
 fn place(contents: &Contents, encodings: &EncodingRows, problems: &mut Problems) -> Vec<Placed> {
-    let mut out = Vec::with_capacity(contents.entries.len());
-    let (mut end, mut plane_first) = (0u64, 0u64);
-    for (e, &enc) in contents.entries.iter().zip(&encodings.index) {
+    let count = contents.entries.len();
+    let mut out: Vec<Option<Placed>> = (0..count).map(|_| None).collect();
+    let mut end = 0u64;
+    let order: Vec<usize> = match contents.data.as_slice() {
+        [] => (0..count).collect(),
+        data => data.to_vec(),
+    };
+    let distinct: BTreeSet<usize> = order.iter().copied().filter(|&i| i < count).collect();
+    if order.len() != count || distinct.len() != count {
+        let message = format!("the order of the data names {} of {count} entries", distinct.len());
+        problems.push(Diagnostic::new("container", message));
+        return Vec::new();
+    }
+    for at in order {
+        let (Some(e), Some(&enc)) = (contents.entries.get(at), encodings.index.get(at)) else {
+            continue;
+        };
         let mut refuse = |message: String| {
             problems.push(Diagnostic::new("container", format!("`{}`: {message}", e.name)));
         };
@@ -320,14 +334,22 @@ fn place(contents: &Contents, encodings: &EncodingRows, problems: &mut Problems)
             expert: e.expert,
             slot: e.slot,
             n_planes: planes.len() as u32,
-            plane_first,
+            plane_first: 0,
             offset: first.offset,
             bytes: last.offset + last.bytes - first.offset,
             reserved: [0; 2],
         };
         end = last.offset + last.bytes;
-        plane_first += planes.len() as u64;
-        out.push(Placed { name: e.name.clone(), row, planes });
+        if let Some(slot) = out.get_mut(at) {
+            *slot = Some(Placed { name: e.name.clone(), row, planes });
+        }
+    }
+    // Rows of planes follow the directory, wherever the planes lie.
+    let mut out: Vec<Placed> = out.into_iter().flatten().collect();
+    let mut plane_first = 0u64;
+    for placed in &mut out {
+        placed.row.plane_first = plane_first;
+        plane_first += placed.planes.len() as u64;
     }
     out
 }
@@ -419,7 +441,7 @@ fn assemble(
     let vocab_off = section(usize::try_from(vocab_bytes).ok()?, 1)?;
     let prof_off = section(contents.profile.len(), PROFILE_BYTES)?;
     let data_off = round_up(end, POOL)?;
-    let data_bytes = planes.last().map_or(0, |p| p.offset + p.bytes);
+    let data_bytes = planes.iter().map(|p| p.offset + p.bytes).max().unwrap_or(0);
     let file_bytes = data_off.checked_add(data_bytes).filter(|&n| n <= MAX_FILE)?;
 
     for entry in &mut placed {

@@ -354,6 +354,11 @@ impl Artifact {
             Some(_) => Some(self.vocab()?),
             None => None,
         };
+        let mut data: Vec<usize> = (0..self.len()).collect();
+        data.sort_by_key(|&i| self.entry(i).map(|e| e.offset()));
+        if data.is_sorted() {
+            data.clear();
+        }
         Some(Contents {
             arch_id: owned(self.arch_id())?,
             model_name: owned(self.model_name())?,
@@ -362,6 +367,7 @@ impl Artifact {
             created_by: owned(self.created_by())?,
             metadata: metadata.collect::<Option<_>>()?,
             entries: entries.collect::<Option<_>>()?,
+            data,
             vocab,
             profile: self.profile().collect(),
         })

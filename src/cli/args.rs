@@ -28,8 +28,16 @@ pub enum Command {
     Inspect(Inspect),
     /// Write one entry of a .rad file to disk: a side file's bytes, or a weight's values as f32.
     Extract(Extract),
+    /// Say what a request would run: prefill calls, decode programs, padding, cache blocks.
+    Explain(Explain),
     /// Write an artifact as a Hugging Face folder, or its programs as StableHLO.
     Export(Export),
+    /// Measure how far a .rad file's answers are from those of a reference.
+    Eval(Eval),
+    /// Answer a prompt by the programs and weights of a .rad file.
+    Run(Run),
+    /// How many blocks of KV cache fit on the target, and why.
+    EstimateKv(EstimateKv),
     /// List, show, check and import recipes.
     Recipes(Recipes),
     /// Print a completion script for a shell.
@@ -94,6 +102,12 @@ pub struct Convert {
     /// Overwrite one recipe value, e.g. --set whole_groups=true.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
+    /// Kind of device to compile for (rbln-ca25, nvidia-h100, …); overwrites the recipe's [target] profile.
+    #[arg(long, value_name = "PROFILE")]
+    pub target: Option<String>,
+    /// Leave the image and sound encoders and their projectors out, weights and programs.
+    #[arg(long)]
+    pub text_only: bool,
     /// Devices that share the model; overwrites the recipe's [target] devices.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub devices: Option<u32>,
@@ -126,6 +140,9 @@ pub struct Validate {
     /// The file to check.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
+    /// Run every text program once too, and look for values that are not finite.
+    #[arg(long)]
+    pub deep: bool,
     /// Derive every weight again from this source under the stored recipe, and compare.
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
     pub against: Option<String>,
@@ -155,6 +172,36 @@ pub struct Inspect {
     /// The resolved recipe.
     #[arg(long, group = "view")]
     pub recipe: bool,
+    /// The programs: sizes, inputs, memory.
+    #[arg(long, group = "view")]
+    pub graphs: bool,
+    /// One program as text.
+    #[arg(long, value_name = "NAME", group = "view")]
+    pub graph: Option<String>,
+    /// What every device holds: weights, cache, intermediate values.
+    #[arg(long, group = "view")]
+    pub memory: bool,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `radpack explain`
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// The file to read.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Sequences that are decoded together.
+    #[arg(long, value_name = "B", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub batch: u64,
+    /// Tokens of a prompt, those of its images included.
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u64).range(1..=1 << 31))]
+    pub prompt: u64,
+    /// Tokens of an image in the prompt; may be given several times. Images stand after the first token, with one
+    /// token between them.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub image_tokens: Vec<u64>,
     /// Print one JSON document on stdout (schemas/ describes it).
     #[arg(long)]
     pub json: bool,
@@ -218,6 +265,112 @@ pub enum ExportDtype {
     Bf16,
     /// The decoded values exactly; config.json says float32.
     F32,
+}
+
+/// `radpack eval`
+#[derive(Debug, Args)]
+pub struct Eval {
+    /// The file to measure.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// What it is measured against: a checkpoint as convert takes it, run as it is stored, or another .rad file.
+    #[arg(long, value_name = "SOURCE|FILE.rad", value_hint = ValueHint::AnyPath)]
+    pub reference: String,
+    /// One JSON object a line: {"source", "text"}, or {"source", "prompt", "answer"}, of which the answer is scored.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub corpus: PathBuf,
+    /// Most tokens that are run together.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=65_536))]
+    pub window: u32,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+    /// Worker threads; 0 means one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
+}
+
+/// `radpack run`
+#[derive(Debug, Args)]
+pub struct Run {
+    /// The file to run.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// What to say; the file's chat template makes a prompt of it.
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: String,
+    /// Continue TEXT as it is, without the chat template.
+    #[arg(long)]
+    pub raw: bool,
+    /// Most tokens of the answer.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub max_tokens: usize,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+    /// Worker threads; 0 means one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
+}
+
+/// `radpack estimate-kv`
+#[derive(Debug, Args)]
+pub struct EstimateKv {
+    /// What convert takes, or a finished .rad file.
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub source: String,
+    /// A draft model whose weights go into the same file.
+    #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
+    pub draft_model: Option<String>,
+    /// A built-in recipe's name or a recipe file [default: int8-g128].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub recipe: Option<String>,
+    /// Overwrite one recipe value, e.g. --set graphs.kv_partition_len=8192.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Target profile, e.g. rbln-ca25; overwrites the recipe's.
+    #[arg(long, value_name = "NAME")]
+    pub target: Option<String>,
+    /// Devices that share the model.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub devices: Option<u32>,
+    /// How much of a device's memory may be used: 0.9, 90%, 12GiB (a whole number alone is bytes).
+    #[arg(long, value_name = "PART")]
+    pub memory_budget: Option<String>,
+    /// Element type of the cache: f32, f16, bf16, fp8.
+    #[arg(long, value_name = "TYPE")]
+    pub kv_dtype: Option<String>,
+    /// Longest sequence, in tokens.
+    #[arg(long, value_name = "TOKENS")]
+    pub max_seq_len: Option<u32>,
+    /// Sequences that are served together.
+    #[arg(long, value_name = "N")]
+    pub batch_size: Option<u32>,
+    /// Count as that engine does instead of the target's.
+    #[arg(long, value_enum)]
+    pub allocator: Option<AllocatorChoice>,
+    /// The engine's own memory, which nobody outside knows: of each program on rbln, of a device elsewhere.
+    #[arg(long, value_name = "BYTES")]
+    pub workspace: Option<String>,
+    /// What every layer keeps.
+    #[arg(long)]
+    pub layers: bool,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Whose way of handing out cache memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AllocatorChoice {
+    /// optimum-rbln: blocks by search, every tensor rounded.
+    Rbln,
+    /// radiance: one pool of pages.
+    Radiance,
+    /// vLLM: uniform pages in a fraction of the memory.
+    Vllm,
+    /// radpack's own programs.
+    Exact,
 }
 
 /// `radpack recipes`

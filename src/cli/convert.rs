@@ -81,6 +81,10 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
 fn plan(args: &Convert) -> Result<Plan> {
     let mut sets = args.sets.clone();
     sets.extend(args.devices.map(|n| format!("target.devices={n}")));
+    sets.extend(args.target.iter().map(|name| format!("target.profile={name}")));
+    if args.text_only {
+        sets.extend(["vision", "audio", "projector"].map(|t| format!("towers.{t}=false")));
+    }
     let recipe = request::recipe(args.recipe.as_deref(), &sets)?;
     let sources =
         request::sources(&args.source, args.draft_model.as_deref(), args.imatrix.as_deref())?;
@@ -153,6 +157,19 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
     if !plan.placement.single() {
         text.push_str(&super::devices::devices(&devices(plan)));
         text.push('\n');
+    }
+    if let Some(compiled) = &plan.compiled {
+        let names: Vec<&str> = compiled.programs.programs.iter().map(|p| p.name.as_str()).collect();
+        let s = &compiled.sizes;
+        let _ = writeln!(
+            text,
+            "programs  {}\nsequence  up to {} tokens, {} at a time · cache {} in blocks of {} tokens\n",
+            list(&names, names.len()),
+            count(s.max_seq_len),
+            s.batch_size,
+            s.kv_dtype,
+            count(s.block)
+        );
     }
     for tail in &plan.assignment.tails {
         let _ = writeln!(

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use radpack::diag::{Diagnostic, Failure, FailureKind};
+use radpack::estimate::{Estimate, LayerRow};
 use radpack::export::stablehlo::LeftOut;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -244,6 +245,8 @@ pub struct ValidateDocument {
     pub digest: Option<String>,
     /// The source it was compared with.
     pub against: Option<String>,
+    /// Programs that ran; empty without `--deep`.
+    pub ran: Vec<String>,
     /// Weights that were derived again.
     pub derived_weights: usize,
     /// Every fault.
@@ -302,6 +305,63 @@ pub struct EntryDocument {
     pub relative_error: Option<f64>,
 }
 
+/// `radpack explain`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExplainDocument {
+    /// `radpack.explain`
+    pub schema: &'static str,
+    /// The file.
+    pub file: String,
+    /// Sequences.
+    pub batch: u64,
+    /// Tokens of each prompt.
+    pub prompt: u64,
+    /// Programs that make rows of an image, in order of running; empty without images.
+    pub image_programs: Vec<String>,
+    /// Prefill calls of one sequence, in order.
+    pub calls: Vec<CallDocument>,
+    /// The decode program, and how many of its rows are padding.
+    pub decode: DecodeDocument,
+    /// Cache slots of one sequence that hold no token.
+    pub unused_slots: u64,
+    /// Rows of all prefill calls that are computed for nothing.
+    pub padding_rows: u64,
+    /// Cache blocks of one sequence.
+    pub blocks: u64,
+    /// Cache blocks of all sequences.
+    pub all_blocks: u64,
+    /// Bytes of these blocks on every device.
+    pub block_bytes: u64,
+    /// Tokens that a sequence can still get.
+    pub left: u64,
+}
+
+/// One prefill call.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct CallDocument {
+    /// Program.
+    pub program: String,
+    /// First token of the prompt.
+    pub first: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// Rows of the program; those after the tokens are padding.
+    pub rows: u64,
+    /// Cache slot of the first row.
+    pub slot: u64,
+}
+
+/// The decode program of a batch.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DecodeDocument {
+    /// Program.
+    pub program: String,
+    /// Its sequences.
+    pub rows: u64,
+    /// Rows of padding among them.
+    pub padding_rows: u64,
+}
+
 /// `radpack export`
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ExportDocument {
@@ -329,6 +389,21 @@ pub struct ExportDocument {
     pub left_out: Vec<LeftOut>,
 }
 
+/// `radpack estimate-kv`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EstimateDocument {
+    /// `radpack.estimate`
+    pub schema: &'static str,
+    /// The source or file.
+    pub source: String,
+    /// Name of the recipe.
+    pub recipe: String,
+    /// The sum and the answer.
+    pub estimate: Estimate,
+    /// What every decoder layer keeps.
+    pub layers: Vec<LayerRow>,
+}
+
 /// `radpack recipes list`
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RecipesDocument {
@@ -351,6 +426,82 @@ pub struct RecipeDocument {
     pub rules: usize,
     /// The resolved text.
     pub toml: String,
+}
+
+/// `radpack eval`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct EvalDocument {
+    /// `radpack.eval`
+    pub schema: &'static str,
+    /// The file.
+    pub file: String,
+    /// What it was measured against.
+    pub reference: String,
+    /// Most tokens that were run together.
+    pub window: u32,
+    /// All scored tokens.
+    pub overall: ScoreDocument,
+    /// By source of the corpus.
+    pub sources: BTreeMap<String, ScoreDocument>,
+}
+
+/// Figures of scored tokens. Divergences are of the file from the reference, over the whole vocabulary, in nats.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ScoreDocument {
+    /// Scored tokens.
+    pub tokens: usize,
+    /// Mean divergence.
+    pub kl_mean: f64,
+    /// Median divergence.
+    pub kl_median: f64,
+    /// 99th percentile, nearest rank.
+    pub kl_p99: f64,
+    /// Largest divergence.
+    pub kl_max: f64,
+    /// Share of tokens where both find the same token most likely.
+    pub top1_agreement: f64,
+    /// Perplexity of the reference.
+    pub reference_perplexity: f64,
+    /// Perplexity of the file.
+    pub perplexity: f64,
+    /// The file's over the reference's.
+    pub perplexity_ratio: f64,
+}
+
+impl ScoreDocument {
+    /// The document of a score.
+    pub fn of(score: &radpack::runtime::Score) -> ScoreDocument {
+        ScoreDocument {
+            tokens: score.tokens,
+            kl_mean: score.mean,
+            kl_median: score.median,
+            kl_p99: score.p99,
+            kl_max: score.max,
+            top1_agreement: score.agreement,
+            reference_perplexity: score.reference_perplexity,
+            perplexity: score.perplexity,
+            perplexity_ratio: score.perplexity_ratio,
+        }
+    }
+}
+
+/// `radpack run`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RunDocument {
+    /// `radpack.run`
+    pub schema: &'static str,
+    /// The file.
+    pub file: String,
+    /// The prompt as the model read it, the chat template applied.
+    pub prompt: String,
+    /// Its tokens.
+    pub prompt_tokens: usize,
+    /// The answer's tokens, the one that ended it included.
+    pub tokens: Vec<u64>,
+    /// The answer.
+    pub text: String,
+    /// What ended it: `stop` (a token that ends answers), `max_tokens`, or `max_seq_len`.
+    pub ended_by: &'static str,
 }
 
 #[cfg(test)]
@@ -376,5 +527,9 @@ mod tests {
         check::<InspectDocument>("inspect");
         check::<RecipesDocument>("recipes");
         check::<ExportDocument>("export");
+        check::<ExplainDocument>("explain");
+        check::<RunDocument>("run");
+        check::<EvalDocument>("eval");
+        check::<EstimateDocument>("estimate");
     }
 }

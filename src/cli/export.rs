@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 use radpack::export::{self, Decoded, Format, Options, stablehlo};
-use radpack::pipeline;
+use radpack::{pipeline, runtime};
 
 use super::args::{Export, ExportDtype, ExportFormat};
 use super::documents::ExportDocument;
@@ -77,7 +77,7 @@ pub fn run(args: &Export, output: &Output) -> Result<ExitCode> {
 /// Writes the programs.
 fn modules(args: &Export, output: &Output) -> Result<ExitCode> {
     let artifact = open(&args.file)?;
-    let programs = pipeline::read_programs(&artifact).map_err(|error| {
+    let programs = runtime::read_programs(&artifact).map_err(|error| {
         let problem = Diagnostic::new("graph", error.to_string());
         Failure::one(FailureKind::Invalid, "the programs cannot be read", problem)
     })?;

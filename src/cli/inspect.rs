@@ -13,6 +13,7 @@ use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 use super::args::Inspect;
 use super::devices::devices;
 use super::documents::{DeviceDocument, EntryDocument, InspectDocument};
+use super::graphs;
 use super::output::Output;
 use super::table::{Align, table};
 
@@ -50,6 +51,12 @@ pub fn run(args: &Inspect, output: &Output) -> Result<ExitCode> {
         output.text(&artifact.recipe().to_string())?;
     } else if args.files {
         output.text(&files(manifest.as_ref()))?;
+    } else if args.graphs {
+        output.text(&graphs::programs(graphs::summary(manifest.as_ref())?))?;
+    } else if let Some(name) = &args.graph {
+        output.text(&graphs::program(&artifact, name)?)?;
+    } else if args.memory {
+        output.text(&graphs::memory(manifest.as_ref())?)?;
     } else if args.weights {
         output.text(&weights(&artifact, manifest.as_ref())?)?;
     } else {
@@ -107,6 +114,21 @@ fn summary(args: &Inspect, artifact: &Artifact, manifest: Option<&Manifest>) -> 
             line("source", format!("{} {from}, {}", m.source.files.len(), size(bytes)));
             line("recipe", format!("{} (sha256 {})", m.recipe.name, m.recipe.sha256));
             line("devices", m.devices.to_string());
+            if let Some(g) = &m.graphs {
+                line("takes", g.takes.join(", "));
+                for (what, why) in &g.refuses {
+                    line("refuses", format!("{what}: {why}"));
+                }
+                let programs = g.programs.len();
+                line(
+                    "programs",
+                    format!(
+                        "{programs} for up to {} tokens, {} sequences (--graphs)",
+                        count(g.max_seq_len),
+                        g.batch_size
+                    ),
+                );
+            }
             line("files", format!("{} side files (--files)", m.files.len()));
             for note in &m.notes {
                 line("note", note.clone());

@@ -5,13 +5,18 @@ mod completions;
 mod convert;
 mod devices;
 mod documents;
+mod estimate;
+mod eval;
+mod explain;
 mod export;
 mod extract;
+mod graphs;
 mod inspect;
 mod output;
 mod progress;
 mod recipes;
 mod request;
+mod run;
 mod table;
 mod validate;
 
@@ -47,6 +52,10 @@ fn json_wanted(command: &Command) -> bool {
         Command::Validate(a) => a.common.json,
         Command::Inspect(a) => a.json,
         Command::Export(a) => a.json,
+        Command::Explain(a) => a.json,
+        Command::Eval(a) => a.json,
+        Command::Run(a) => a.json,
+        Command::EstimateKv(a) => a.json,
         Command::Recipes(a) => a.json,
         Command::Extract(_) | Command::Completions(_) => false,
     }
@@ -58,7 +67,11 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Validate(args) => validate::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Extract(args) => extract::run(args, output),
+        Command::Explain(args) => explain::run(args, output),
         Command::Export(args) => export::run(args, output),
+        Command::Eval(args) => eval::run(args, output),
+        Command::Run(args) => run::run(args, output),
+        Command::EstimateKv(args) => estimate::run(args, output),
         Command::Recipes(args) => recipes::run(args, output),
         Command::Completions(args) => completions::run(args, output),
     }

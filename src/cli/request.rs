@@ -36,10 +36,30 @@ pub fn recipe(name: Option<&str>, sets: &[String]) -> Result<Recipe> {
 
 /// Worker threads, at least one.
 pub fn threads(common: &Common) -> usize {
-    match common.threads {
+    threads_of(common.threads)
+}
+
+/// Worker threads, at least one; 0 is one per core.
+pub fn threads_of(asked: usize) -> usize {
+    match asked {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         n => n,
     }
+}
+
+/// That many threads for a run.
+pub fn pool(threads: usize) -> Result<rayon::ThreadPool> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.map_err(|e| Failure::plain(FailureKind::Failed, format!("cannot start threads: {e}")))
+}
+
+/// Bytes of decoded weights that a run may keep: half of what Linux says is free, else 4 GiB.
+pub fn memory() -> u64 {
+    let free = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+        line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()
+    });
+    free.map_or(4 << 30, |kib| kib.saturating_mul(512))
 }
 
 /// Selects the kernels for this process.

@@ -7,6 +7,7 @@ use radpack::artifact::{self, Artifact, layout as names};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 use radpack::pipeline::{self, Comparison, ConvertOptions};
 use radpack::quantize;
+use radpack::runtime::{self, Proof};
 
 use super::args::Validate;
 use super::documents::{ProblemDocument, ValidateDocument};
@@ -34,6 +35,13 @@ pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
         }
         findings
     });
+    let mut proof = None;
+    if args.deep && findings.is_empty() {
+        let memory = request::memory();
+        let proved = pool.install(|| runtime::prove(&runtime::open(&artifact)?, memory))?;
+        findings.extend(proved.problems.iter().cloned());
+        proof = Some(proved);
+    }
     let mut compared = None;
     if let Some(source) = &args.against
         && findings.is_empty()
@@ -51,6 +59,7 @@ pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
             file_bytes: artifact.file_bytes(),
             digest: artifact.meta_text(names::DIGEST_KEY).map(|t| t.to_string()),
             against: args.against.clone(),
+            ran: proof.as_ref().map_or(Vec::new(), |p| p.programs.clone()),
             derived_weights: compared.as_ref().map_or(0, |c| c.weights),
             findings: findings.iter().map(ProblemDocument::of).collect(),
         })?;
@@ -63,7 +72,7 @@ pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
             .then(|| "the source was not compared".to_owned());
         return Err(Failure { kind: FailureKind::Invalid, headline, problems: findings, closing });
     }
-    output.text(&report(&artifact, compared.as_ref())?)?;
+    output.text(&report(&artifact, proof.as_ref(), compared.as_ref())?)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -122,7 +131,11 @@ fn against(
     comparison
 }
 
-fn report(artifact: &Artifact, compared: Option<&Comparison>) -> Result<String> {
+fn report(
+    artifact: &Artifact,
+    proof: Option<&Proof>,
+    compared: Option<&Comparison>,
+) -> Result<String> {
     let mut parts =
         vec!["container ok".to_owned(), format!("{} entries", count(artifact.len() as u64))];
     if artifact.meta_text(names::DIGEST_KEY).is_some() {
@@ -132,6 +145,9 @@ fn report(artifact: &Artifact, compared: Option<&Comparison>) -> Result<String> 
         parts.push("no digests: this file was not written by radpack".to_owned());
     }
     parts.push("encodings decode".to_owned());
+    if let Some(proof) = proof {
+        parts.push(format!("{} programs ran, all values finite", proof.programs.len()));
+    }
     if let Some(compared) = compared {
         parts.push(format!(
             "{} weights equal the source under the recipe ({})",

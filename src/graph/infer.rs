@@ -230,7 +230,11 @@ pub(super) fn infer(
             same(&a, &b)?;
             Ok(vec![a])
         }
-        Op::Affine { .. } | Op::Activate { .. } | Op::Softcap { .. } | Op::AllReduce => {
+        Op::Affine { .. }
+        | Op::Activate { .. }
+        | Op::Softcap { .. }
+        | Op::FillUnscored
+        | Op::AllReduce => {
             let [x] = operands(inputs, op)?;
             float(&x, "x")?;
             Ok(vec![x])
@@ -562,7 +566,12 @@ pub(super) fn spread(op: &Op, inputs: &[Spread], c: &Context<'_>) -> Infer<Sprea
             unbroken(op.weights())?;
             all(Spread::Equal)
         }
-        Op::Columns { .. } | Op::Concat | Op::SelectRow | Op::PoolPatches { .. } => {
+        Op::Columns { .. }
+        | Op::Concat
+        | Op::SelectRow
+        | Op::PoolPatches { .. }
+        // The smallest score of a row is the smallest over all devices.
+        | Op::FillUnscored => {
             all(Spread::Equal)
         }
         Op::Route { .. } | Op::EmbedAxes { .. } => {

@@ -396,9 +396,10 @@ pub enum Op {
         /// Side of a cell in patches.
         side: u64,
     },
-    /// The logits of an ordered draft head: those of the tokens of the best centroids are `h · e`, all others are the
-    /// smallest of these minus 1. Operands: h `[b, 1, H]`, centroid scores `[b, 1, centroids]`. Result
-    /// `[b, 1, rows of the head]`; with a head cut by rows the tokens of this device.
+    /// The logits of an ordered draft head: those of the tokens of the best centroids (ties go to the lower index) are
+    /// `h · e`, all others are −∞ until [`Op::FillUnscored`] has seen the scores of all devices. Operands: h
+    /// `[b, 1, H]`, centroid scores `[b, 1, centroids]`. Result `[b, 1, rows of the head]`; with a head cut by rows the
+    /// tokens of this device.
     OrderedHead {
         /// Head `[vocabulary, H]`.
         head: WeightId,
@@ -407,6 +408,8 @@ pub enum Op {
         /// Centroids whose tokens are scored.
         top_k: u64,
     },
+    /// Elements that are −∞ become the smallest other one of their row minus 1. Operand: x.
+    FillUnscored,
     /// Sum over devices. Operand: x.
     AllReduce,
     /// Parts of all devices side by side along the last axis, of which the first `keep` columns are real. Operand: x.
@@ -449,6 +452,7 @@ impl Op {
             Op::EmbedAxes { .. } => "embed_axes",
             Op::PoolPatches { .. } => "pool_patches",
             Op::OrderedHead { .. } => "ordered_head",
+            Op::FillUnscored => "fill_unscored",
             Op::AllReduce => "all_reduce",
             Op::AllGather { .. } => "all_gather",
         }

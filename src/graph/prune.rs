@@ -115,6 +115,7 @@ fn for_each_weight(op: &mut Op, mut f: impl FnMut(&mut WeightId)) {
         | Op::DenseAttention { .. }
         | Op::SelectRow
         | Op::PoolPatches { .. }
+        | Op::FillUnscored
         | Op::AllReduce
         | Op::AllGather { .. } => {}
     }

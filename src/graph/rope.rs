@@ -97,4 +97,33 @@ mod tests {
         assert_eq!(f[0], plain[0]);
         assert_eq!(f[63], plain[63] / 8.0);
     }
+
+    #[test]
+    fn a_ramp_joins_interpolated_and_original_frequencies() {
+        // transformers 5.24 with the numbers of gpt-oss: head 64, theta 150000, factor 32, 4096 positions.
+        let rope = RopeSpec {
+            theta: 150_000.0,
+            rotary_dims: 64,
+            scaling: RopeScaling::Yarn {
+                factor: 32.0,
+                original_positions: 4096,
+                beta_fast: 32.0,
+                beta_slow: 1.0,
+                truncate: false,
+                attention_factor: 1.346_573_6,
+            },
+        };
+        let (f, factor) = frequencies(&rope, 64);
+        assert_eq!((f.len(), factor), (32, 1.346_573_6));
+        // Below the ramp nothing changes; above it everything is divided by 32.
+        assert_eq!(f[8], 150_000f64.powf(-16.0 / 64.0) as f32);
+        assert_eq!(f[18], (150_000f64.powf(-36.0 / 64.0) / 32.0) as f32);
+        // Element 13 lies at (13 - 8.0928) / (17.3984 - 8.0928) of it.
+        let low = 64.0 * (4096.0 / (32.0 * 2.0 * PI)).ln() / (2.0 * 150_000f64.ln());
+        let high = 64.0 * (4096.0 / (2.0 * PI)).ln() / (2.0 * 150_000f64.ln());
+        assert!((low - 8.0928).abs() < 1e-3 && (high - 17.3984).abs() < 1e-3, "{low} {high}");
+        let ramp = (13.0 - low) / (high - low);
+        let plain = 150_000f64.powf(-26.0 / 64.0);
+        assert_eq!(f[13], (plain / 32.0 * ramp + plain * (1.0 - ramp)) as f32);
+    }
 }

@@ -150,6 +150,7 @@ impl Text<'_> {
             | Op::Add
             | Op::Mul
             | Op::SelectRow
+            | Op::FillUnscored
             | Op::AllReduce
             | Op::KvWrite { .. }
             | Op::WindowWrite { .. } => {}

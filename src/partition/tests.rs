@@ -1,3 +1,5 @@
+//! Every rule of the partition and every refusal, on models that this file makes up.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -21,9 +21,7 @@ pub use convert::{ConvertOptions, Converted, convert, convert_reusing};
 pub use disk::free_bytes;
 pub use imatrix::{Entry as ImportanceEntry, IMATRIX_FILE, Imatrix, Importances};
 pub use plan::{Plan, Request, plan};
-pub use programs::{
-    Compiled, ProgramsError, check as check_programs, read as read_programs, sizes,
-};
+pub use programs::{Compiled, check as check_programs};
 pub use reuse::Reuse;
 pub use sources::{DRAFT_FOLDER, Sources};
 

@@ -359,7 +359,13 @@ impl Parts<'_> {
         let others = entries.iter().chain(&pieces).map(|e| e.name.as_str());
         entries.push(EntrySpec::opaque(names::DIGESTS_ENTRY, digests::encoded_len(others)));
         artifact::canonical_order(&mut entries);
+        let whole = entries.len();
         entries.extend(pieces);
+        let places = entries.iter().enumerate().map(|(i, e)| (e.layer, e.expert, i >= whole));
+        let data = match self.partition {
+            Some(_) => artifact::data_order(&places.collect::<Vec<_>>()),
+            None => Vec::new(),
+        };
         Ok(Contents {
             arch_id: identity.arch_id,
             model_name: identity.model_name,
@@ -368,6 +374,7 @@ impl Parts<'_> {
             created_by: concat!("radpack ", env!("CARGO_PKG_VERSION")).to_owned(),
             metadata: rows,
             entries,
+            data,
             vocab: None,
             profile: Vec::new(),
         })
@@ -417,7 +424,7 @@ impl Parts<'_> {
             model: self.model_summary(),
             devices: self.placement.devices,
             device_weights: shards::summaries(self.placement),
-            graphs: self.compiled.map(|c| programs::summary(c, self.placement)),
+            graphs: self.compiled.map(|c| programs::summary(c, self.spec, self.placement)),
             encodings: self.encoding_summaries(),
             weights: self.weight_records(),
             unused: unused.collect(),

@@ -3,16 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::artifact::codec::{self, CodecError};
+use crate::artifact::codec;
 use crate::artifact::manifest::{self, Manifest};
-use crate::artifact::{Artifact, Weights, digests, layout as names};
+use crate::artifact::{Artifact, Weights, layout as names};
 use crate::diag::{Diagnostic, Problems, Result};
-use crate::graph::ir::{KvLayout, WeightRef, WeightShare};
-use crate::graph::wire::{self, WireIndex, WireProgram};
-use crate::graph::{self, ProgramKind, Programs, Shards, Sizes};
+use crate::graph::{self, KvLayout, ProgramKind, Programs, Shards, Sizes, WeightRef, WeightShare};
 use crate::model::{ModelSpec, Tower, WeightTable};
 use crate::partition::Placement;
 use crate::recipe::{Assignment, Profile, Recipe};
+use crate::runtime;
 use crate::tensor::{Axis, DType, Shape};
 
 /// What a model was compiled to.
@@ -80,7 +79,7 @@ pub(super) fn compile(input: &Input<'_>) -> Result<(Option<Compiled>, Vec<Diagno
 
 /// The entries that hold programs.
 fn sections(programs: &Programs) -> Vec<(String, Vec<u8>)> {
-    let (index, programs) = wire::to_wire(programs);
+    let (index, programs) = graph::to_wire(programs);
     let mut out = vec![(names::GRAPHS_ENTRY.to_owned(), codec::encode(&index))];
     for (name, program) in index.programs.iter().zip(&programs) {
         out.push((format!("{}{name}", names::GRAPH_PREFIX), codec::encode(program)));
@@ -89,7 +88,11 @@ fn sections(programs: &Programs) -> Vec<(String, Vec<u8>)> {
 }
 
 /// What the manifest says of the programs.
-pub(super) fn summary(compiled: &Compiled, placement: &Placement) -> manifest::GraphSummary {
+pub(super) fn summary(
+    compiled: &Compiled,
+    spec: Option<&ModelSpec>,
+    placement: &Placement,
+) -> manifest::GraphSummary {
     let sizes = &compiled.sizes;
     let text = |kind: ProgramKind| match kind {
         ProgramKind::Prefill { chunk } => ("prefill", chunk),
@@ -128,7 +131,20 @@ pub(super) fn summary(compiled: &Compiled, placement: &Placement) -> manifest::G
     if takes_images.is_some() {
         takes.extend(["image".to_owned(), "video".to_owned()]);
     }
+    let mut refuses = BTreeMap::new();
+    if let Some(spec) = spec {
+        if spec.audio.is_some() {
+            let why = "no program encodes sound; the encoder's weights are stored, on no device, unless towers.audio = false";
+            refuses.insert("audio".to_owned(), why.to_owned());
+        }
+        if spec.vision.is_some() && takes_images.is_none() {
+            let why =
+                "the recipe leaves the image encoder out, or it is of a kind that is not compiled";
+            refuses.insert("image".to_owned(), why.to_owned());
+        }
+    }
     manifest::GraphSummary {
+        refuses,
         target: compiled.profile.as_ref().map(|p| p.name.clone()),
         takes,
         max_seq_len: sizes.max_seq_len,
@@ -154,83 +170,13 @@ pub(super) fn summary(compiled: &Compiled, placement: &Placement) -> manifest::G
     }
 }
 
-/// The sizes that the manifest's summary states, as the compiler had them.
-pub fn sizes(summary: &manifest::GraphSummary) -> Option<Sizes> {
-    let dtype = |name: &str| DType::all().find(|d| d.name() == name);
-    Some(Sizes {
-        max_seq_len: summary.max_seq_len,
-        batch_size: summary.batch_size,
-        decoder_batch_sizes: summary.decoder_batch_sizes.clone(),
-        prefill_chunk: summary.prefill_chunk_size,
-        image_prefill: summary.image_prefill_chunk_size.clone(),
-        block: summary.kv.block_tokens,
-        kv_dtype: dtype(&summary.kv.dtype)?,
-        float: dtype(&summary.activations)?,
-        soft_tokens: summary.max_soft_tokens.clone(),
-        embeds: summary.host_embeddings,
-        aligned: summary.kv.aligned,
-        draft_tokens: summary.kv.draft_tokens,
-        hidden: summary.kv.draft_tokens > 0,
-    })
-}
-
-/// Why an artifact's programs cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ProgramsError {
-    /// The list of digests is absent or does not match the root digest.
-    #[error("the digests of the entries cannot be read")]
-    Digests,
-    /// An entry that the index names is absent.
-    #[error("there is no entry {0}")]
-    Missing(String),
-    /// An entry's bytes are not what they should be.
-    #[error("{0}: {1}")]
-    Codec(String, CodecError),
-    /// Sections that do not go together.
-    #[error("{0}")]
-    Wire(#[from] wire::WireError),
-}
-
-/// The programs of an artifact; `None` for one that holds no programs.
-///
-/// # Errors
-/// Entries that are absent or broken. Whether the programs mean something is for [`check`].
-pub fn read(artifact: &Artifact) -> std::result::Result<Option<Programs>, ProgramsError> {
-    if artifact.find(names::GRAPHS_ENTRY).is_none() {
-        return Ok(None);
-    }
-    let root = artifact.meta_text(names::DIGEST_KEY).ok_or(ProgramsError::Digests)?.to_string();
-    let root = digests::from_hex(root.as_bytes()).ok_or(ProgramsError::Digests)?;
-    let list = artifact.find(names::DIGESTS_ENTRY).ok_or(ProgramsError::Digests)?;
-    let list = digests::decode(list.plane(0), &root).map_err(|_| ProgramsError::Digests)?;
-    let digests: BTreeMap<&str, [u8; 32]> =
-        list.iter().map(|d| (d.name.as_str(), d.sha256)).collect();
-    let bytes = |name: &str| -> std::result::Result<(&[u8], [u8; 32]), ProgramsError> {
-        let missing = || ProgramsError::Missing(name.chars().take(80).collect());
-        let entry = artifact.find(name).ok_or_else(missing)?;
-        Ok((entry.plane(0), digests.get(name).copied().ok_or_else(missing)?))
-    };
-    let codec = |name: &str, e| ProgramsError::Codec(name.chars().take(80).collect(), e);
-    let (section, digest) = bytes(names::GRAPHS_ENTRY)?;
-    let index: WireIndex =
-        codec::decode(section, &digest).map_err(|e| codec(names::GRAPHS_ENTRY, e))?;
-    let mut programs = Vec::new();
-    for name in &index.programs {
-        let entry = format!("{}{name}", names::GRAPH_PREFIX);
-        let (section, digest) = bytes(&entry)?;
-        let program: WireProgram = codec::decode(section, &digest).map_err(|e| codec(&entry, e))?;
-        programs.push(program);
-    }
-    Ok(Some(index.programs(programs)?))
-}
-
 const AREA: &str = "graph";
 
 /// Every fault of an artifact's programs: their sections, their meaning, the weights they read, and what the manifest
 /// says of them. Empty for an artifact without programs.
 pub fn check(artifact: &Artifact, manifest: Option<&Manifest>) -> Problems {
     let mut problems = Problems::new();
-    let programs = match read(artifact) {
+    let programs = match runtime::read_programs(artifact) {
         Ok(Some(programs)) => programs,
         Ok(None) => {
             if manifest.is_some_and(|m| m.graphs.is_some()) {

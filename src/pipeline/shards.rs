@@ -82,6 +82,9 @@ pub(super) fn summaries(placement: &Placement) -> Vec<DeviceSummary> {
         .collect()
 }
 
+/// Digests of entries by their position in the directory.
+pub(super) type EntryDigests = BTreeMap<usize, [u8; 32]>;
+
 /// Where the planes of one weight go.
 pub(super) struct Target {
     /// Positions in the directory: of the entry, or of the pieces.
@@ -139,14 +142,11 @@ impl Target {
 
     /// Fills up pieces whose planes were all written. Returns the digest of every entry, by position, and that of the
     /// whole weight; the bytes were written a moment ago and are read back from memory.
-    pub(super) fn complete(
-        &self,
-        writer: &Writer,
-    ) -> io::Result<(BTreeMap<usize, [u8; 32]>, [u8; 32])> {
+    pub(super) fn complete(&self, writer: &Writer) -> io::Result<(EntryDigests, [u8; 32])> {
         if let Some(pieces) = &self.pieces {
             pieces.pad(&mut |piece, plane, at, bytes| self.put(writer, piece, plane, at, bytes))?;
         }
-        let mut all = BTreeMap::new();
+        let mut all = EntryDigests::new();
         for &entry in &self.entries {
             all.insert(entry, digests::of_written(writer, entry).map_err(io::Error::other)?);
         }

@@ -47,7 +47,9 @@ pub use encoding::{EncodingChoice, NAMED, Named, find};
 pub use import::{import, import_file};
 pub use method::{Clamp, Codebook, Grid, Method, ScaleRule, SecondScale, group_columns};
 pub use pattern::{Pattern, PatternKind};
-pub use profile::{Allocator, DeviceMemory, GraphDefaults, Limits, PROFILES, Profile, Supports};
+pub use profile::{
+    Allocator, Allowances, DeviceMemory, GraphDefaults, Limits, PROFILES, Profile, Supports,
+};
 pub use read::Place;
 pub use rounding::{Clash, Rounding};
 pub(crate) use rounding::{Scheme, Strategy};

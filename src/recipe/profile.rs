@@ -30,6 +30,27 @@ pub struct Profile {
     pub limits: Limits,
     /// What it runs.
     pub supports: Supports,
+    /// What its engine takes beside weights and cache.
+    #[serde(default)]
+    pub allowances: Allowances,
+}
+
+/// Memory that an engine takes beside weights and cache, which nobody outside can compute: assumptions, each with its
+/// source in the profile.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Allowances {
+    /// Bytes of one program on each of its devices.
+    #[serde(deserialize_with = "bytes")]
+    pub per_program: u64,
+    /// Bytes on a device whatever it serves.
+    #[serde(deserialize_with = "bytes")]
+    pub fixed: u64,
+    /// Bytes on a device for every sequence that is served together.
+    #[serde(deserialize_with = "bytes")]
+    pub per_sequence: u64,
+    /// Whether the image encoder's weights stay in host memory.
+    pub encoder_on_host: bool,
 }
 
 /// How an engine hands out cache memory.

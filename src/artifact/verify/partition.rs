@@ -1,10 +1,11 @@
 //! The table of who holds what against the directory and the manifest.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
 use super::Faults;
+use crate::artifact::contents::data_order;
 use crate::artifact::digests::hex;
 use crate::artifact::layout::{DEVICES_KEY, OWN_PREFIX, PARTITION_ENTRY};
 use crate::artifact::manifest::{DeviceSummary, Manifest};
@@ -77,9 +78,10 @@ fn belonging(artifact: &Artifact, weights: &Weights<'_>, faults: &mut Faults) {
     }
 }
 
-/// Whole entries come first, in canonical order; then the pieces by the first device that holds each.
+/// Whole entries come first, in canonical order; then the pieces by the first device that holds each. The data lie in
+/// that order too, but for the experts ([`data_order`]).
 fn order(artifact: &Artifact, table: &Partition, faults: &mut Faults) {
-    let mut pieces: std::collections::BTreeMap<usize, u32> = std::collections::BTreeMap::new();
+    let mut pieces: BTreeMap<usize, u32> = BTreeMap::new();
     for row in &table.weights {
         for piece in 0..row.pieces() {
             if let (Some(entry), Some(device)) =
@@ -93,21 +95,23 @@ fn order(artifact: &Artifact, table: &Partition, faults: &mut Faults) {
         let device = pieces.get(&e.index()).copied();
         (device, e.layer().max(-1), e.expert(), e.slot(), e.name().bytes().to_vec())
     };
-    let mut last: Option<((Option<u32>, i32, i32, i32, Vec<u8>), u64)> = None;
-    for e in artifact.entries() {
-        let (key, offset) = (key(&e), e.offset());
-        if let Some((before, at)) = &last {
-            faults.say(*before <= key, AREA, || {
-                format!(
-                    "`{}` is not in the order of devices, layers, experts, slots and names",
-                    e.name()
-                )
-            });
-            faults.say(*at <= offset, AREA, || {
-                format!("`{}` does not lie where its place in the directory says", e.name())
-            });
-        }
-        last = Some((key, offset));
+    let keys: Vec<_> = artifact.entries().map(|e| key(&e)).collect();
+    for (pair, entry) in keys.windows(2).zip(artifact.entries().skip(1)) {
+        faults.say(pair[0] <= pair[1], AREA, || {
+            let name = entry.name();
+            format!("`{name}` is not in the order of devices, layers, experts, slots and names")
+        });
+    }
+    let places: Vec<(i32, i32, bool)> = artifact
+        .entries()
+        .map(|e| (e.layer(), e.expert(), pieces.contains_key(&e.index())))
+        .collect();
+    let mut last = 0;
+    for entry in data_order(&places).into_iter().filter_map(|i| artifact.entry(i)) {
+        faults.say(last <= entry.offset(), AREA, || {
+            format!("`{}` does not lie where the order of devices puts it", entry.name())
+        });
+        last = entry.offset();
     }
 }
 

@@ -11,7 +11,7 @@
 //! A checkpoint keeps the names of the file. Two things that llama.cpp's converter did to values are undone when they
 //! are read, so that weights are those of the original model: the order of query and key rows (llama), and the 1 that
 //! was added to norms (Gemma 3). Tensors in blocks are quantized weights like those of other formats
-//! ([`quantized`](super::quantized)): decoded to f32, or kept as planes of the same codes and scales.
+//! (`quantized`): decoded to f32, or kept as planes of the same codes and scales.
 
 mod config;
 pub mod header;

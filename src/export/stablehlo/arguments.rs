@@ -8,8 +8,7 @@ use crate::artifact::manifest::{GraphSummary, Manifest};
 use crate::artifact::partition::PartitionRow;
 use crate::artifact::{WeightView, Weights};
 use crate::diag::Result;
-use crate::graph::ProgramKind;
-use crate::graph::stablehlo::ModuleArgument;
+use crate::graph::{ModuleArgument, ProgramKind};
 use crate::tensor::DType;
 
 /// The devices of an artifact and what each holds.

@@ -154,11 +154,12 @@ pub(super) fn positions(
     });
     let local_block_tables = sliding.then(|| l.b.input("local_block_tables", DType::I16, [batch]));
     let query_position = prefill.then(|| l.b.input("query_position", DType::I16, Shape::from([])));
-    let (mut attention_mask, mut positions) = (None, cache_position);
-    if l.sizes.aligned {
-        attention_mask = Some(l.b.float_input("attention_mask", [batch, blocks * l.sizes.block]));
-        positions = l.b.input("position_ids", DType::I32, [batch, rows]);
-    }
+    let attention_mask =
+        l.sizes.aligned.then(|| l.b.float_input("attention_mask", [batch, blocks * l.sizes.block]));
+    // A draft head stands one position past the last slot that it may see, whether slots are aligned or not.
+    let apart = l.sizes.aligned || matches!(kind, ProgramKind::Draft { .. });
+    let positions =
+        if apart { l.b.input("position_ids", DType::I32, [batch, rows]) } else { cache_position };
     Inputs {
         cache_position,
         positions,

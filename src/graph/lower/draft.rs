@@ -56,6 +56,10 @@ pub(super) fn lower(l: &mut Lowering<'_>, target: &ModelSpec, head: &ModelSpec, 
         None => l.linear(h, "draft.output", false),
     };
     let logits = l.b.gather(logits, text.vocab_size);
+    let logits = match draft.ordered {
+        Some(_) => l.b.op(Op::FillUnscored, &[logits]),
+        None => logits,
+    };
     let logits = match text.logit_softcap {
         Some(cap) => l.b.op(Op::Softcap { cap }, &[logits]),
         None => logits,

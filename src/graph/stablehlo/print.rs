@@ -397,7 +397,7 @@ impl Printer<'_> {
                 self.set(*node.outputs.get(1)?, valid);
                 rows
             }
-            Op::OrderedHead { .. } => {
+            Op::OrderedHead { .. } | Op::FillUnscored => {
                 self.fault("ordered draft heads are not printed".to_owned());
                 return None;
             }

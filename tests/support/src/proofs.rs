@@ -40,11 +40,13 @@ const CT_READS: &str = "compressed-tensors 0.19.0";
 const MODELOPT: &str = "nvidia-modelopt 0.47.0";
 const TRANSFORMERS: &str = "transformers 5.17.0";
 const AUTOROUND: &str = "auto-round 0.15.1";
+const GGUF_PY: &str = "gguf-py 0.19.0";
 const SAFETENSORS: &str = "safetensors 0.8.0, and its own reading";
 
 const PACKAGES: &str = "src/quantize/packages/mod.rs";
 const SOURCES: &str = "tests/quant_sources.rs";
 const GOLDEN: &str = "src/quantize/golden.rs";
+const GGUF: &str = "tests/gguf_sources.rs";
 const EXPORT: &str = "tests/cli_export.rs";
 
 /// Every test that compares with other software.
@@ -250,6 +252,26 @@ pub const PROOFS: &[Proof] = &[
         with: TRANSFORMERS,
         unit: "weights",
         compared: &[("gpt-oss MXFP4", 1)],
+    },
+    Proof {
+        file: GGUF,
+        test: "every_block_type_decodes_and_is_kept_as_gguf_py_decodes_it",
+        direction: Direction::Read,
+        with: GGUF_PY,
+        unit: "weights",
+        compared: &[
+            ("GGUF MXFP4", 1),
+            ("GGUF Q2_K", 1),
+            ("GGUF Q3_K", 1),
+            ("GGUF Q4_0", 1),
+            ("GGUF Q4_1", 1),
+            ("GGUF Q4_K", 1),
+            ("GGUF Q5_0", 1),
+            ("GGUF Q5_1", 1),
+            ("GGUF Q5_K", 1),
+            ("GGUF Q6_K", 1),
+            ("GGUF Q8_0", 2),
+        ],
     },
     Proof {
         file: EXPORT,
