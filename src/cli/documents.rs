@@ -385,7 +385,6 @@ pub struct ExportDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modules: Option<usize>,
     /// Programs that StableHLO has no form for.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub left_out: Vec<LeftOut>,
 }
 
