@@ -229,7 +229,7 @@ fn exact_decoded_weights_are_f32_and_the_config_says_so() {
     let args = ["export", "t.rad", "--format", "compressed-tensors", "--dtype", "f32", "-o", "x"];
     let ran = radpack(tmp.path(), &args);
     assert_eq!(ran.code, 2, "{}", ran.stderr);
-    assert!(ran.stderr.contains("decodes no weight"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("only --format safetensors decodes weights"), "{}", ran.stderr);
 }
 
 /// The config group that has a module.

@@ -13,7 +13,7 @@ Compared are the logits behind every call, the greedy tokens, and the images' ro
 * of a quantized one for several devices with the same artifact for one device.
 
 Afterwards three mistakes are seeded, one at a time, into what devices hold: the shards of two devices are swapped, one
-scale is doubled, the keys and values of one device are another head's. A check that does not report each is broken.
+scale is halved, the keys and values of one device are another head's. A check that does not report each is broken.
 """
 
 import argparse
@@ -117,15 +117,15 @@ def swap_shards(folder):
     return own, f"{name} of devices 1 and 2 swapped"
 
 
-def double_scale(folder):
+def halve_scale(folder):
     own = [dict(d) for d in folder.own]
     for name in sorted(own[1]):
         if name.startswith("blk.0.") and name.endswith(":scale"):
             changed = own[1][name].copy()
             flat = changed.reshape(-1)
-            flat[0] = (flat[0].astype(np.float32) * 2).astype(flat.dtype)
+            flat[0] = (flat[0].astype(np.float32) / 2).astype(flat.dtype)
             own[1][name] = changed
-            return own, f"the first scale of {name} of device 1 doubled"
+            return own, f"the first scale of {name} of device 1 halved"
     return None
 
 
@@ -140,7 +140,7 @@ def misplace_head(folder):
     return None
 
 
-MISTAKES = {"swap": swap_shards, "scale": double_scale, "head": misplace_head}
+MISTAKES = {"swap": swap_shards, "scale": halve_scale, "head": misplace_head}
 
 
 # ---- cases

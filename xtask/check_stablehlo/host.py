@@ -11,6 +11,8 @@ class Sequence:
 
 
 class Host:
+    """Serves sequences with the modules of a folder; `own` is what each device holds, if not what the folder says."""
+
     def __init__(self, folder, own=None):
         self.folder = folder
         self.document = folder.document
@@ -40,13 +42,13 @@ class Host:
         ids = np.asarray(ids)
         host = self.document.get("host")
         if host is None:
-            return {"input_ids": np.resize(np.append(ids, np.zeros(rows - len(ids), int)), rows).reshape(shape)}
+            return {"input_ids": np.pad(ids, (0, rows - len(ids))).reshape(shape)}
         placeholders = [host.get(f"{kind}_token", -1) for kind in ("image", "video", "audio")]
         ids = np.where(np.isin(ids, placeholders), host["padding_token"], ids)
         inputs = {}
         for input_name, table in zip(("inputs_embeds", "per_layer_inputs"), host["tables"]):
             found = np.zeros((rows, self.folder.host[table["tensor"]].shape[1]), np.float32)
-            found[: len(ids)] = self.folder.host[table["tensor"]][ids] * np.float32(table["scale"])
+            found[: len(ids)] = self.folder.host[table["tensor"]][ids].astype(np.float32) * np.float32(table["scale"])
             width = table.get("width")
             inputs[input_name] = found.reshape(*shape, *((-1, width) if width else (-1,)))
         return inputs

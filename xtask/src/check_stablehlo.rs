@@ -34,7 +34,7 @@ const RECIPES: [(&str, &str); 3] = [
 enum Mistake {
     /// Two devices' shards of one weight are swapped
     Swap,
-    /// One scale is doubled
+    /// One scale is halved
     Scale,
     /// Keys and values of one device are another head's
     Head,

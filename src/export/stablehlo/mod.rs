@@ -5,7 +5,7 @@
 //! | `NAME.mlir` | one program |
 //! | `args/common.safetensors` | planes that are the same on all devices |
 //! | `args/dev<D>.safetensors` | the planes of device D's own, and `rank` |
-//! | `host.safetensors` | embedding tables, decoded to f32, where the host looks tokens up |
+//! | `host.safetensors` | whole embedding tables, where the host looks tokens up: quantized ones decoded to f32 |
 //! | `stablehlo.json` | [`Document`] |
 //!
 //! The artifact's side files are there byte for byte.
