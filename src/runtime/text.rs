@@ -256,7 +256,9 @@ mod tests {
         let endless =
             "{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}{% endfor %}";
         assert!(said(endless).contains("fuel"), "{}", said(endless));
-        assert!(said("{% include 'config.json' %}").contains("config.json"));
+        // No file can be named: the statement does not exist.
+        let include = said("{% include 'config.json' %}");
+        assert!(include.contains("include") || include.contains("config.json"), "{include}");
         assert!(said("{% for %}").contains("syntax"));
     }
 
