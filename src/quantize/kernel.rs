@@ -10,7 +10,7 @@ use super::lanes::Ops;
 /// A set of encoding kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kernel {
-    /// The widest one this machine has.
+    /// The one that measured best among those this machine has: AVX2, else what the build's own target gives.
     Auto,
     /// The reference arithmetic, element by element.
     Scalar,
@@ -76,12 +76,14 @@ impl Kernel {
         }
     }
 
-    /// The kernel itself: [`Kernel::Auto`], and one this machine cannot run, become the widest that it can.
+    /// The kernel itself: [`Kernel::Auto`], and one this machine cannot run, become AVX2 or the portable one. AVX-512 is
+    /// there to be asked for: where `cargo bench` had both in one run, on two Xeon machines, it was within 4 % of AVX2 for
+    /// int8 groups of 128 on one and 13 % slower on the other, and slower for smaller groups and fp4.
     pub(super) fn resolve(self) -> Kernel {
         if self != Kernel::Auto && self.runs() {
             return self;
         }
-        [Kernel::Avx512, Kernel::Avx2].into_iter().find(|k| k.runs()).unwrap_or(Kernel::Portable)
+        if Kernel::Avx2.runs() { Kernel::Avx2 } else { Kernel::Portable }
     }
 
     /// The vector functions; `None` for the reference.
@@ -142,10 +144,11 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_the_widest_available_kernel() {
+    fn auto_is_avx2_where_there_is_avx2() {
         let available = Kernel::available();
-        assert_eq!(available[0], Kernel::Scalar);
-        assert_eq!(Kernel::Auto.resolve(), *available.last().expect("portable at least"));
+        assert_eq!(available[..2], [Kernel::Scalar, Kernel::Portable]);
+        let best = if available.contains(&Kernel::Avx2) { Kernel::Avx2 } else { Kernel::Portable };
+        assert_eq!(Kernel::Auto.resolve(), best);
         assert_eq!(select("auto"), Ok(Kernel::Auto));
         assert!(available.contains(&selected()));
     }
