@@ -436,6 +436,8 @@ pub struct EvalDocument {
     pub file: String,
     /// What it was measured against.
     pub reference: String,
+    /// Arithmetic of the file's programs: `reference` (f32) or `target`.
+    pub precision: &'static str,
     /// Most tokens that were run together.
     pub window: u32,
     /// All scored tokens.
@@ -491,16 +493,35 @@ pub struct RunDocument {
     pub schema: &'static str,
     /// The file.
     pub file: String,
-    /// The prompt as the model read it, the chat template applied.
+    /// Arithmetic: `reference` (f32) or `target`.
+    pub precision: &'static str,
+    /// The prompt, the chat template applied, with one place for each image.
     pub prompt: String,
-    /// Its tokens.
+    /// Its tokens, those of images included.
     pub prompt_tokens: usize,
+    /// Images of the prompt, in order.
+    pub images: Vec<RunImageDocument>,
     /// The answer's tokens, the one that ended it included.
     pub tokens: Vec<u64>,
     /// The answer.
     pub text: String,
     /// What ended it: `stop` (a token that ends answers), `max_tokens`, or `max_seq_len`.
     pub ended_by: &'static str,
+}
+
+/// An image of a prompt.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RunImageDocument {
+    /// The file.
+    pub file: String,
+    /// Width and height in pixels.
+    pub pixels: [usize; 2],
+    /// Patches in a row and in a column after resizing.
+    pub patches: [i64; 2],
+    /// Tokens that it became.
+    pub tokens: u64,
+    /// Programs that it ran: encoder, projector, prefill.
+    pub programs: Vec<String>,
 }
 
 #[cfg(test)]

@@ -30,7 +30,8 @@ pub fn run(args: &Eval, output: &Output) -> Result<ExitCode> {
     let pool = request::pool(request::threads_of(args.threads))?;
     let (slots, memory) = (u64::from(args.window), request::memory() / 2);
     let evaluation = pool.install(|| {
-        let mut model = opened.engine(slots, memory)?;
+        let precision = args.precision.precision();
+        let mut model = opened.engine(slots, memory)?.with_precision(precision);
         if Path::new(&args.reference).extension().is_some_and(|e| e == "rad") {
             let artifact = open(Path::new(&args.reference))?;
             let mut reference = runtime::open(&artifact)?.engine(slots, memory)?;
@@ -46,6 +47,7 @@ pub fn run(args: &Eval, output: &Output) -> Result<ExitCode> {
             schema: "radpack.eval",
             file: args.file.display().to_string(),
             reference: args.reference.clone(),
+            precision: args.precision.name(),
             window: args.window,
             overall: ScoreDocument::of(&evaluation.overall),
             sources: sources.map(|(name, s)| (name.clone(), ScoreDocument::of(s))).collect(),

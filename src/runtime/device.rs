@@ -1,5 +1,6 @@
 //! One simulated device: its rank, its cache, and the interpretation of a program.
 
+use super::activations::{Precision, operand, round, rounded};
 use super::attention::{Blocks, Rings, Scoring, dense, paged, windowed, write_blocks, write_rings};
 use super::cache::Cache;
 use super::exchange::{Exchange, Joining};
@@ -13,6 +14,7 @@ use crate::graph::{
     KvId, KvPair, Node, Op, Program, Programs, ValueId, WeightId, WeightRef, WeightShare,
 };
 use crate::model::Activation;
+use crate::recipe::Activations;
 
 /// Why a device stopped.
 pub(super) enum Stop {
@@ -38,6 +40,8 @@ pub(super) struct Call<'a> {
     /// Whether `select_row` passes all rows on.
     pub all_rows: bool,
     pub store: &'a Store<'a>,
+    /// In which arithmetic.
+    pub precision: Precision,
     /// Where devices meet; absent for one device.
     pub exchange: Option<&'a Exchange>,
 }
@@ -78,7 +82,7 @@ impl Device {
             values: vec![None; program.values.len()],
         };
         for (port, value) in program.inputs.iter().zip(call.inputs) {
-            run.values[port.value.0 as usize] = Some(value.clone());
+            run.keep(port.value, value.clone())?;
         }
         for (n, node) in program.nodes.iter().enumerate() {
             let results = run.node(node).map_err(|stop| match stop {
@@ -97,7 +101,7 @@ impl Device {
                 run.values[id.0 as usize] = None;
             }
             for (id, value) in node.outputs.iter().zip(results) {
-                run.values[id.0 as usize] = Some(value);
+                run.keep(*id, value)?;
             }
         }
         let get = |id: &ValueId| run.values.get(id.0 as usize).cloned().flatten();
@@ -107,6 +111,23 @@ impl Device {
 }
 
 impl Run<'_> {
+    /// Keeps a value, as its type holds it.
+    fn keep(&mut self, id: ValueId, value: Value) -> Result<()> {
+        let declared = self.call.program.value(id).map(|v| v.dtype);
+        let value = match declared.filter(|_| self.call.precision == Precision::Target) {
+            Some(dtype) => rounded(&value, dtype)?,
+            None => value,
+        };
+        let to = self.values.get_mut(id.0 as usize).ok_or_else(|| fault("no such value"))?;
+        *to = Some(value);
+        Ok(())
+    }
+
+    /// The rule for a matrix's operand.
+    fn rule(&self, said: Option<Activations>) -> Option<Activations> {
+        said.filter(|_| self.call.precision == Precision::Target)
+    }
+
     fn value(&self, node: &Node, operand: usize) -> Result<&Value> {
         let id = node.inputs.get(operand);
         let value = id.and_then(|id| self.values.get(id.0 as usize)).and_then(Option::as_ref);
@@ -157,6 +178,7 @@ impl Run<'_> {
             }
             Op::KvWrite { kv } => {
                 let [k, v, at, tables] = self.operands(node)?;
+                let (k, v) = (self.cached(kv.key, k)?, self.cached(kv.value, v)?);
                 write_blocks(self.cache(kv.key)?, &k, &at, &tables)?;
                 write_blocks(self.cache(kv.value)?, &v, &at, &tables)?;
                 Ok(Vec::new())
@@ -164,6 +186,7 @@ impl Run<'_> {
             Op::WindowWrite { kv } => {
                 let [k, v, at, rings] = self.operands(node)?;
                 let last = self.scalar(node, 4)?;
+                let (k, v) = (self.cached(kv.key, k)?, self.cached(kv.value, v)?);
                 write_rings(self.cache(kv.key)?, &k, &at, &rings, last)?;
                 write_rings(self.cache(kv.value)?, &v, &at, &rings, last)?;
                 Ok(Vec::new())
@@ -190,8 +213,8 @@ impl Run<'_> {
         let x = self.value(node, 0)?;
         match op {
             Op::Embed { table, scale } => self.embed(x, self.weight(*table)?, *scale),
-            Op::Linear { weight, bias, .. } => {
-                let y = self.linear(x, self.weight(*weight)?)?;
+            Op::Linear { weight, bias, activations } => {
+                let y = self.linear(x, self.weight(*weight)?, self.rule(*activations))?;
                 match bias {
                     Some(bias) => rows::with_vector(&y, &self.vector(*bias)?, |v, b| v + b),
                     None => Ok(y),
@@ -285,8 +308,9 @@ impl Run<'_> {
                 dense(x, k, v, mask, *scale)
             }
             Op::SelectRow => self.select(x, self.value(node, 1)?),
-            Op::Experts { gate_up, down, activation, .. } => {
-                self.experts(node, gate_up, down, *activation)
+            Op::Experts { gate_up, down, activation, activations } => {
+                let rule = self.rule(*activations);
+                self.experts(node, gate_up, down, *activation, rule)
             }
             Op::EmbedAxes { table, axes_first } => {
                 let weight = self.weight(*table)?;
@@ -314,6 +338,20 @@ impl Run<'_> {
     fn operands<const N: usize>(&self, node: &Node) -> Result<[Value; N]> {
         let all = (0..N).map(|n| self.value(node, n).cloned()).collect::<Result<Vec<_>>>()?;
         <[Value; N]>::try_from(all).map_err(|_| fault("operands are missing"))
+    }
+
+    /// Rows as a cache tensor holds them.
+    fn cached(&self, id: KvId, rows: Value) -> Result<Value> {
+        let cache = self.caches.get(id.0 as usize);
+        let cache = cache.ok_or_else(|| fault(format!("cache tensor {}", id.0)))?;
+        match self.call.precision {
+            Precision::Reference => Ok(rows),
+            Precision::Target => {
+                let mut data = rows.as_floats()?.to_vec();
+                round(&mut data, cache.dtype());
+                Value::floats(rows.shape(), data)
+            }
+        }
     }
 
     fn cache(&mut self, id: KvId) -> Result<&mut Cache> {
@@ -358,12 +396,13 @@ impl Run<'_> {
         Value::floats(shape, data)
     }
 
-    fn linear(&self, x: &Value, weight: &WeightRef) -> Result<Value> {
+    fn linear(&self, x: &Value, weight: &WeightRef, rule: Option<Activations>) -> Result<Value> {
         let [rows, columns] = matrix(weight)?;
         if x.columns() != columns || columns == 0 {
             return Err(fault(format!("{} columns meet {}", x.columns(), weight.name)));
         }
-        let values = x.as_floats()?;
+        let values = operand(rule, x.as_floats()?, columns)?;
+        let values = &*values;
         let mut out = Vec::new();
         self.call.store.blocks(weight, self.rank, |first, block| {
             let part = product(values, block, columns);
@@ -401,6 +440,7 @@ impl Run<'_> {
         gate_up: &[WeightId],
         down: &[WeightId],
         activation: Activation,
+        rule: Option<Activations>,
     ) -> Result<Value> {
         let [x, weights, ids] = self.operands(node)?;
         let columns = x.columns();
@@ -430,6 +470,7 @@ impl Run<'_> {
             chosen
                 .iter()
                 .for_each(|(row, _)| mine.extend(&values[row * columns..(row + 1) * columns]));
+            let mine = operand(rule, &mine, columns)?;
             let both = product(&mine, &self.vector(*gate_up)?, columns);
             let width = both.len() / chosen.len() / 2;
             let mut inner = Vec::with_capacity(chosen.len() * width);
@@ -437,6 +478,7 @@ impl Run<'_> {
                 let (gate, up) = row.split_at(width);
                 inner.extend(gate.iter().zip(up).map(|(g, u)| activate(activation, *g) * u));
             }
+            let inner = operand(rule, &inner, width)?;
             let result = product(&inner, &self.vector(*down)?, width);
             for ((row, weight), from) in chosen.iter().zip(result.chunks_exact(columns.max(1))) {
                 let to = &mut out[row * columns..(row + 1) * columns];

@@ -7,15 +7,17 @@ use serde_json::Value as Json;
 
 use super::engine::Engine;
 use super::executor::Memory;
+use super::images::Image;
+use super::pixels::Picture;
 use super::value::fault;
 use super::weights::LocalWeights;
 use crate::artifact::codec::{self, CodecError};
 use crate::artifact::manifest::{self, Manifest};
 use crate::artifact::{Artifact, WeightView, Weights, digests, layout as names};
-use crate::diag::{Diagnostic, Failure, FailureKind, Result};
+use crate::diag::{self, Diagnostic, Failure, FailureKind, Result};
 use crate::graph::{ProgramKind, Programs, Sizes, WeightRef};
 use crate::graph::{WireError, WireIndex, WireProgram};
-use crate::model::{self, ModelSpec};
+use crate::model::{self, ModelSpec, VisionSpec};
 use crate::quantize::{Decoder, PlaneSlice};
 use crate::tensor::{Axis, DType};
 
@@ -81,6 +83,46 @@ pub fn open(artifact: &Artifact) -> Result<Opened<'_>> {
 }
 
 impl<'a> Opened<'a> {
+    /// Pictures as the file's encoder takes them, each of at most `asked` soft tokens; without it, of as many as the
+    /// model's configuration says, or the nearest number that a program is compiled for.
+    ///
+    /// # Errors
+    /// Programs that take no pictures, or fewer tokens than asked for; pictures that do not fit.
+    pub fn images(&self, pictures: &[Picture], asked: Option<u64>) -> Result<Vec<Image>> {
+        if pictures.is_empty() {
+            return Ok(Vec::new());
+        }
+        let compiled = &self.sizes.soft_tokens;
+        let Some((vision, most)) = self.spec.vision.as_ref().zip(compiled.iter().copied().max())
+        else {
+            let graphs = self.manifest.graphs.as_ref();
+            let why = graphs.and_then(|g| g.refuses.get("image"));
+            let why = why.map_or("the model has no image encoder", String::as_str);
+            let problem = Diagnostic::new("image", "its programs take no images").help(why);
+            return Err(Failure::one(FailureKind::Refused, "this prompt cannot be run", problem));
+        };
+        if let Some(asked) = asked.filter(|n| *n > most) {
+            let problem = Diagnostic::new(
+                "image",
+                format!(
+                    "{} tokens for an image; the largest encoder gives {}",
+                    diag::count(asked),
+                    diag::count(most)
+                ),
+            )
+            .help(format!("encoders: {}; max_soft_tokens in a recipe", diag::list(compiled, 8)));
+            return Err(Failure::one(FailureKind::Refused, "this prompt cannot be run", problem));
+        }
+        let own = match vision {
+            VisionSpec::Tower(v) => v.soft_tokens,
+            VisionSpec::Embedder(v) => v.soft_tokens,
+            VisionSpec::Siglip(v) => v.soft_tokens,
+        };
+        let below = compiled.iter().copied().filter(|n| *n <= own).max();
+        let tokens = asked.or(below).or(compiled.iter().copied().min()).unwrap_or(most);
+        pictures.iter().map(|picture| picture.patches(vision, tokens)).collect()
+    }
+
     /// An engine for sequences of that many cache slots in all; `weights` bounds the bytes of decoded weights that it
     /// keeps.
     ///
