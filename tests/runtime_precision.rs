@@ -38,13 +38,13 @@ fn every_rule_changes_logits_by_no_more_than_its_codes_allow() {
     let bounds = [
         ("bf16", 0.0005, 0.05),
         ("f16", 0.00005, 0.01),
-        ("int8-token", 0.001, 0.10),
-        ("int8-group128", 0.001, 0.10),
-        ("fp8-token", 0.005, 0.25),
-        ("fp8-group128", 0.005, 0.25),
-        ("mxfp8", 0.005, 0.25),
-        ("nvfp4", 0.02, 0.70),
-        ("mxfp4", 0.02, 0.90),
+        ("int8-token", 0.001, 0.15),
+        ("int8-group128", 0.001, 0.15),
+        ("fp8-token", 0.005, 0.45),
+        ("fp8-group128", 0.005, 0.45),
+        ("mxfp8", 0.005, 0.45),
+        ("nvfp4", 0.02, 1.0),
+        ("mxfp4", 0.02, 1.2),
     ];
     for name in ["tiny-llama", "tiny-gemma4-dense", "tiny-qwen3-moe"] {
         let mut found = Vec::new();
@@ -66,7 +66,11 @@ fn every_rule_changes_logits_by_no_more_than_its_codes_allow() {
 fn types_of_programs_and_caches_are_the_roundings_of_a_target() {
     for name in TARGETS {
         let expected = Reference::of(name);
-        for (dtype, rule, most) in [(DType::BF16, "bf16", 0.08), (DType::F16, "f16", 0.02)] {
+        // Roundings change which experts a row goes to, and with them its logits.
+        let experts = if name.ends_with("-moe") { 4.0 } else { 1.0 };
+        for (dtype, rule, most) in
+            [(DType::BF16, "bf16", 0.08 * experts), (DType::F16, "f16", 0.01 * experts)]
+        {
             // In f32 the types that programs state change nothing.
             let reference = logits(name, rule, dtype, 1, Precision::Reference);
             let far = difference(&reference, expected.floats("text.logits"));
@@ -88,11 +92,11 @@ fn rules_whose_groups_are_whole_on_every_device_give_the_same_on_any_number_of_t
     // that of a device's own columns, so those rules stay near and do not agree.
     for name in ["tiny-gemma4-dense"] {
         for (rule, near) in [
-            ("mxfp8", 0.004),
-            ("mxfp4", 0.02),
-            ("bf16", 0.002),
-            ("int8-token", 0.02),
-            ("fp8-token", 0.05),
+            ("mxfp8", 1e-5),
+            ("mxfp4", 1e-5),
+            ("bf16", 0.02),
+            ("int8-token", 0.15),
+            ("fp8-token", 0.4),
         ] {
             let one = logits(name, rule, DType::F32, 1, Precision::Target);
             for devices in [2, 4] {

@@ -141,7 +141,7 @@ pub struct Validate {
     /// The file to check.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
-    /// Run every text program once too, and look for values that are not finite.
+    /// Run every program once too: values have to be finite, and those of programs compiled anew for one device.
     #[arg(long)]
     pub deep: bool,
     /// Derive every weight again from this source under the stored recipe, and compare.

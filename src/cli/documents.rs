@@ -247,6 +247,9 @@ pub struct ValidateDocument {
     pub against: Option<String>,
     /// Programs that ran; empty without `--deep`.
     pub ran: Vec<String>,
+    /// What their values were compared with; absent where nothing was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compared: Option<ComparedDocument>,
     /// Weights that were derived again.
     pub derived_weights: usize,
     /// Every fault.
@@ -507,6 +510,33 @@ pub struct RunDocument {
     pub text: String,
     /// What ended it: `stop` (a token that ends answers), `max_tokens`, or `max_seq_len`.
     pub ended_by: &'static str,
+}
+
+/// The comparison of `validate --deep`: the stored programs with programs that are compiled anew from the file's own
+/// configuration for one device, over the same weights.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ComparedDocument {
+    /// Devices of the stored programs.
+    pub devices: u32,
+    /// Whether the two are the same programs, so that one run stands for both.
+    pub same_programs: bool,
+    /// The largest difference of a program's values, as a share of its largest value.
+    pub largest_difference: f32,
+    /// The most that the order of sums in f32 explains.
+    pub bound: f32,
+}
+
+impl ComparedDocument {
+    /// The document of a comparison.
+    pub fn of(compared: radpack::runtime::Compared) -> Option<ComparedDocument> {
+        use radpack::runtime::{BOUND, Compared};
+        let (devices, same_programs, largest_difference) = match compared {
+            Compared::Nothing => return None,
+            Compared::Equal => (1, true, 0.0),
+            Compared::OneDevice { devices, largest } => (devices, false, largest),
+        };
+        Some(ComparedDocument { devices, same_programs, largest_difference, bound: BOUND })
+    }
 }
 
 /// An image of a prompt.

@@ -23,7 +23,7 @@
 //! | `pixels`, `images` | pictures: decoded, resized, cut into patches, encoded |
 //! | `pool`, `engine` | the host: blocks and sequences, prompts and steps |
 //! | `generate` | greedy text, and what a draft head adds |
-//! | `deep` | every text program of a file once, looking for non-finite values |
+//! | `deep` | every program of a file once: finite values, and those of programs compiled anew |
 //! | `divergence` | a corpus under two engines: Kullback-Leibler divergence, agreement, perplexity |
 
 mod activations;
@@ -49,7 +49,7 @@ mod value;
 mod weights;
 
 pub use activations::Precision;
-pub use deep::{Proof, prove};
+pub use deep::{BOUND, Compared, Proof, prove};
 pub use divergence::{Document, Evaluation, Score, Window, evaluate, read_corpus, windows};
 pub use engine::{Engine, Rows};
 pub use executor::{Executor, Memory, Outcome, View};

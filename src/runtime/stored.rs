@@ -33,7 +33,12 @@ pub struct Opened<'a> {
     pub sizes: Sizes,
     /// The model as the file holds it, without towers that no program reads.
     pub spec: ModelSpec,
+    /// Its draft head.
+    pub draft: Option<ModelSpec>,
 }
+
+/// The configuration of a draft head that was merged in.
+const DRAFT_CONFIG: &str = "draft/config.json";
 
 const HEADLINE: &str = "this file cannot be run";
 
@@ -79,7 +84,16 @@ pub fn open(artifact: &Artifact) -> Result<Opened<'_>> {
     if programs.of_kind(|k| matches!(k, ProgramKind::Vision { .. })).next().is_none() {
         spec.vision = None;
     }
-    Ok(Opened { artifact, manifest, programs, sizes, spec })
+    let drafts = programs.of_kind(|k| matches!(k, ProgramKind::Draft { .. })).next().is_some();
+    let draft = side_file(artifact, DRAFT_CONFIG).filter(|_| drafts);
+    let draft = draft
+        .map(|bytes| {
+            let config: Json = serde_json::from_slice(bytes)
+                .map_err(|e| invalid(format!("{DRAFT_CONFIG} in the file: {e}")))?;
+            model::read_spec(&config, None)
+        })
+        .transpose()?;
+    Ok(Opened { artifact, manifest, programs, sizes, spec, draft })
 }
 
 impl<'a> Opened<'a> {
@@ -123,6 +137,13 @@ impl<'a> Opened<'a> {
         pictures.iter().map(|picture| picture.patches(vision, tokens)).collect()
     }
 
+    /// Blocks of the cache for sequences of that many slots in all.
+    pub(super) fn blocks(&self, slots: u64) -> u64 {
+        // Every sequence begins its own block.
+        let blocks = slots.div_ceil(self.sizes.block.max(1)).saturating_add(self.sizes.batch_size);
+        blocks.min(self.sizes.full_blocks())
+    }
+
     /// An engine for sequences of that many cache slots in all; `weights` bounds the bytes of decoded weights that it
     /// keeps.
     ///
@@ -130,10 +151,7 @@ impl<'a> Opened<'a> {
     /// Pieces of weights that do not go together; as [`Engine::new`].
     pub fn engine(&self, slots: u64, weights: u64) -> Result<Engine<'a>> {
         let stored = StoredWeights::new(self.artifact, &self.programs)?;
-        // Every sequence begins its own block.
-        let blocks = slots.div_ceil(self.sizes.block.max(1)).saturating_add(self.sizes.batch_size);
-        let blocks = blocks.min(self.sizes.full_blocks());
-        let memory = Memory { blocks, weights };
+        let memory = Memory { blocks: self.blocks(slots), weights };
         Engine::new(self.programs.clone(), &self.sizes, &self.spec, stored, memory)
     }
 }
@@ -144,6 +162,8 @@ pub struct StoredWeights<'a> {
     decoders: BTreeMap<String, Decoders>,
     /// Weights that the programs of the image encoder read.
     vision: BTreeSet<String>,
+    /// Whether pieces are put together, for programs of one device.
+    together: bool,
 }
 
 /// How one weight is read.
@@ -200,7 +220,13 @@ impl<'a> StoredWeights<'a> {
             programs.of_kind(images).flat_map(|p| p.weights.iter().map(|w| w.name.clone()));
         let vision = vision.collect();
         drop(rows);
-        Ok(StoredWeights { weights, decoders, vision })
+        Ok(StoredWeights { weights, decoders, vision, together: false })
+    }
+
+    /// The same weights for programs of one device, however many the file is for.
+    pub fn whole_weights(mut self) -> StoredWeights<'a> {
+        self.together = true;
+        self
     }
 
     fn get(&self, name: &str) -> Result<(&WeightView<'a>, &Decoders)> {
@@ -237,7 +263,9 @@ impl LocalWeights for StoredWeights<'_> {
     ) -> Result<()> {
         let name = weight.name.as_str();
         let (view, decoders) = self.get(name)?;
-        let Some(piece) = &decoders.piece else { return self.whole(name, rows, out) };
+        let Some(piece) = decoders.piece.as_ref().filter(|_| !self.together) else {
+            return self.whole(name, rows, out);
+        };
         let holds = |device| piece.holders.iter().find(|h| h.0 == device).map(|h| h.1 as usize);
         let held = self.device(name, rank).and_then(holds);
         let held = held.and_then(|n| Some((*view.entries().get(n)?, *piece.lengths.get(n)?)));
