@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use radpack::diag::{Failure, FailureKind, Result, count};
@@ -29,6 +30,7 @@ pub fn run(args: &Eval, output: &Output) -> Result<ExitCode> {
     let windows = runtime::windows(&documents, &tokenizer, args.window as usize)?;
     let pool = request::pool(request::threads_of(args.threads))?;
     let (slots, memory) = (u64::from(args.window), request::memory() / 2);
+    let begun = Instant::now();
     let evaluation = pool.install(|| {
         let precision = args.precision.precision();
         let mut model = opened.engine(slots, memory)?.with_precision(precision);
@@ -54,6 +56,13 @@ pub fn run(args: &Eval, output: &Output) -> Result<ExitCode> {
         })?;
     } else {
         output.text(&report(&evaluation))?;
+        let tokens: u64 = windows.iter().map(|w| w.tokens.len() as u64).sum();
+        let seconds = begun.elapsed().as_secs_f64();
+        output.note(&format!(
+            "scored    {} tokens in {seconds:.1} s, {:.1} tokens/s",
+            count(tokens),
+            tokens as f64 / seconds.max(1e-9)
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::engine::Engine;
-use super::executor::Memory;
+use super::executor::{Memory, View};
 use super::images::Image;
 use super::stored::{Opened, StoredWeights};
 use super::value::fault;
@@ -241,13 +241,16 @@ fn run(engine: &mut Engine<'_>, opened: &Opened<'_>) -> Result<Vec<Ran>> {
         let mut prompt = tokens(3, 2);
         prompt.extend(special.begin_image);
         prompt.extend(run);
-        prompt.extend(special.end_image);
-        prompt.extend(tokens(7, 2));
-        if prompt.len() as u64 > sizes.max_seq_len {
+        let mut after: Vec<u64> = special.end_image.into_iter().collect();
+        after.extend(tokens(7, 2));
+        if (prompt.len() + after.len()) as u64 > sizes.max_seq_len {
             continue;
         }
-        let logits = engine.prefill(0, &prompt, &[image])?;
-        out.push(Ran { programs: vec![format!("image_prefill_{bucket}")], rows: vec![logits] });
+        // Its own logits, and what it left in the cache, by the logits of the text behind it.
+        let own = engine.prefill(0, &prompt, &[image])?;
+        let behind = engine.extend(0, &after, &[], &View::default())?.logits;
+        let programs = vec![format!("image_prefill_{bucket}")];
+        out.push(Ran { programs, rows: vec![own, behind] });
         engine.release(0);
     }
     Ok(out)
