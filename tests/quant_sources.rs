@@ -350,11 +350,16 @@ fn awqs_input_factors_are_taken_into_the_columns_and_prevent_keeping() {
     assert_eq!(&*why, "its inputs are scaled column by column (pre_quant_scale)");
 }
 
+/// One scale a block of 128 × 128, as transformers stores them.
+fn scales_of(all: &Golden) -> Vec<f32> {
+    f32s(&all["hf_finegrained_fp8/normal/weight_scale_inv"].2)
+}
+
 #[test]
 fn fine_grained_fp8_multiplies_by_scale_inv_of_every_type() {
     let all = golden("other");
     let codes = &all["hf_finegrained_fp8/normal/weight"].2;
-    let scales = f32s(&all["hf_finegrained_fp8/normal/weight_scale_inv"].2);
+    let scales = scales_of(&all);
     let (_model, plain) = checkpoint(&all, "hf_finegrained_fp8/normal/", &[], "");
     let fp8 = weight(&plain);
     let want: Vec<f32> =
@@ -372,8 +377,144 @@ fn fine_grained_fp8_multiplies_by_scale_inv_of_every_type() {
         .collect();
     assert_eq!(decoded(&powers, &fp8), want);
     keeps_exactly(&powers, &fp8, "ue8m0");
+
+    let codes = &all["hf_finegrained_fp8/normal/weight"].2;
+    let halves: Vec<bf16> = scales_of(&all).into_iter().map(bf16::from_f32).collect();
+    let mut in_bf16 = all.clone();
+    let bytes = halves.iter().flat_map(|s| s.to_le_bytes()).collect();
+    let inv = "hf_finegrained_fp8/normal/weight_scale_inv";
+    in_bf16.insert(inv.to_owned(), ("BF16", all[inv].1.clone(), bytes));
+    let (_model, short) = checkpoint(&in_bf16, "hf_finegrained_fp8/normal/", &[], "");
+    let fp8 = weight(&short);
+    // The scale's type is that of the values: one rounding of the product, to bf16.
+    let want: Vec<f32> = (0..128 * 512usize)
+        .map(|i| bf16::from_f32(e4m3(codes[i]) * halves[i % 512 / 128].to_f32()).to_f32())
+        .collect();
+    assert_eq!(decoded(&short, &fp8), want);
+    keeps_exactly(&short, &fp8, "bf16");
+    assert_eq!(short.planes(&fp8).expect("kept").encoding().to_string(), "fp8_e4m3*bf16[128x128]");
     let test = "fine_grained_fp8_multiplies_by_scale_inv_of_every_type";
-    proved_one(test, "transformers fine-grained fp8", 2);
+    proved_one(test, "transformers fine-grained fp8", 3);
+}
+
+/// A checkpoint of ModelOpt whose attention is FP8, whose MLP is NVFP4 and whose head is not quantized.
+fn mixed(layers: &str) -> Model {
+    let all = golden("modelopt");
+    let mut tensors = vec![Tensor {
+        name: "lm_head.weight".into(),
+        dtype: "BF16",
+        shape: vec![2, 2],
+        bytes: [1.0f32, -2.0, 0.5, 4.0]
+            .iter()
+            .flat_map(|v| bf16::from_f32(*v).to_le_bytes())
+            .collect(),
+    }];
+    for (format, module) in [
+        ("edge/fp8_tensor/", "model.layers.0.self_attn.q_proj"),
+        ("edge_tame/nvfp4/", "model.layers.0.mlp.up_proj"),
+    ] {
+        tensors.extend(all.iter().filter_map(|(name, (dtype, shape, bytes))| {
+            let leaf = name.strip_prefix(format)?;
+            ["weight", "weight_scale", "weight_scale_2"].contains(&leaf).then(|| Tensor {
+                name: format!("{module}.{leaf}"),
+                dtype,
+                shape: shape.clone(),
+                bytes: bytes.clone(),
+            })
+        }));
+    }
+    let model = Model::new();
+    model.put("model.safetensors", &file(&tensors));
+    let config = format!(
+        r#"{{"producer": {{"name": "modelopt", "version": "0.47.0"}}, "quantization": {{"quant_algo": "MIXED_PRECISION",
+            "kv_cache_quant_algo": null, "exclude_modules": ["lm_head"], "quantized_layers": {{{layers}}}}}}}"#
+    );
+    model.put("hf_quant_config.json", config.as_bytes());
+    model
+}
+
+#[test]
+fn a_mixed_checkpoint_of_modelopt_reads_every_layer_by_its_own_format() {
+    let model = mixed(
+        r#""model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+           "model.layers.0.mlp": {"quant_algo": "NVFP4", "group_size": 16}"#,
+    );
+    let checkpoint = model.opened();
+    assert_eq!(
+        checkpoint.quantized().map(|q| q.method.as_str()),
+        Some("modelopt (MIXED_PRECISION)")
+    );
+    if let Err(refusal) = checkpoint.refuse_quantized() {
+        panic!("{refusal}");
+    }
+    let table = model::weights_only(None, checkpoint.tensors()).expect("weights");
+    let mut found = BTreeMap::new();
+    for weight in &table.weights {
+        let mut weight = weight.clone();
+        weight.stored = checkpoint.stored(&weight);
+        if weight.stored.is_some() {
+            keeps_exactly(&checkpoint, &weight, &weight.name);
+            let encoding = checkpoint.planes(&weight).expect("planes").encoding().to_string();
+            found.insert(weight.name.clone(), (encoding, decoded(&checkpoint, &weight)));
+        } else {
+            found.insert(weight.name.clone(), ("bf16".into(), decoded(&checkpoint, &weight)));
+        }
+    }
+    let encodings: Vec<(&str, &str)> =
+        found.iter().map(|(name, (encoding, _))| (name.as_str(), encoding.as_str())).collect();
+    assert_eq!(
+        encodings,
+        [
+            ("lm_head.weight", "bf16"),
+            ("model.layers.0.mlp.up_proj.weight", "fp4_e2m1*fp8_e4m3[1x16]*f32[*x*]"),
+            ("model.layers.0.self_attn.q_proj.weight", "fp8_e4m3*f32[*x*]"),
+        ]
+    );
+    // Alone, each format decodes to the same values.
+    let all = golden("modelopt");
+    for (format, name) in [
+        ("edge/fp8_tensor/", "model.layers.0.self_attn.q_proj.weight"),
+        ("edge_tame/nvfp4/", "model.layers.0.mlp.up_proj.weight"),
+    ] {
+        let (_model, alone) = self::checkpoint(&all, format, &[], "");
+        let weight = weight(&alone);
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();
+        assert_eq!(bits(&found[name].1), bits(&decoded(&alone, &weight)), "{name}");
+    }
+    assert_eq!(found["lm_head.weight"].1, [1.0, -2.0, 0.5, 4.0]);
+    proved_one(
+        "a_mixed_checkpoint_of_modelopt_reads_every_layer_by_its_own_format",
+        "ModelOpt MIXED_PRECISION",
+        2,
+    );
+}
+
+#[test]
+fn layers_that_a_mixed_checkpoint_lists_otherwise_are_refused_by_name() {
+    let refusal = |layers: &str| {
+        let text =
+            mixed(layers).opened().refuse_quantized().expect_err("a contradiction").to_string();
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let text = refusal(r#""model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"}"#);
+    assert!(
+        text.contains("model.layers.0.mlp.up_proj.weight")
+            && text.contains("`quantized_layers` says that it is not"),
+        "{text}"
+    );
+    let text = refusal(
+        r#""model.layers.0.self_attn.q_proj": {"quant_algo": "NVFP4", "group_size": 16},
+           "model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4", "group_size": 32}"#,
+    );
+    assert!(text.contains("has codes of 8 bits; the configuration says 4"), "{text}");
+    let text = refusal(
+        r#""model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+           "model.layers.0.mlp.up_proj": {"quant_algo": "W4A8_MXFP4_FP8"}"#,
+    );
+    assert!(
+        text.contains("model.layers.0.mlp.up_proj") && text.contains("W4A8_MXFP4_FP8"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -223,11 +223,19 @@ pub const PROOFS: &[Proof] = &[
     },
     Proof {
         file: SOURCES,
+        test: "a_mixed_checkpoint_of_modelopt_reads_every_layer_by_its_own_format",
+        direction: Direction::Read,
+        with: MODELOPT,
+        unit: "weights of its files, in one checkpoint",
+        compared: &[("ModelOpt MIXED_PRECISION", 2)],
+    },
+    Proof {
+        file: SOURCES,
         test: "fine_grained_fp8_multiplies_by_scale_inv_of_every_type",
         direction: Direction::Read,
         with: TRANSFORMERS,
         unit: "weights of its files, by its formula",
-        compared: &[("transformers fine-grained fp8", 2)],
+        compared: &[("transformers fine-grained fp8", 3)],
     },
     Proof {
         file: SOURCES,
