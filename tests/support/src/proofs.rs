@@ -45,6 +45,7 @@ const SAFETENSORS: &str = "safetensors 0.8.0, and its own reading";
 
 const PACKAGES: &str = "src/quantize/packages/mod.rs";
 const SOURCES: &str = "tests/quant_sources.rs";
+const SOURCES_MODELOPT: &str = "tests/quant_sources_modelopt.rs";
 const GOLDEN: &str = "src/quantize/golden.rs";
 const GGUF: &str = "tests/gguf_sources.rs";
 const EXPORT: &str = "tests/cli_export.rs";
@@ -205,7 +206,7 @@ pub const PROOFS: &[Proof] = &[
         ],
     },
     Proof {
-        file: SOURCES,
+        file: SOURCES_MODELOPT,
         test: "every_format_of_modelopt_decodes_by_its_formula",
         direction: Direction::Read,
         with: MODELOPT,
@@ -222,7 +223,7 @@ pub const PROOFS: &[Proof] = &[
         ],
     },
     Proof {
-        file: SOURCES,
+        file: SOURCES_MODELOPT,
         test: "a_mixed_checkpoint_of_modelopt_reads_every_layer_by_its_own_format",
         direction: Direction::Read,
         with: MODELOPT,
