@@ -153,7 +153,7 @@ mod tests {
             file_bytes: 171_068_416,
             kl_mean,
             kl_p99: kl_mean * 10.0,
-            top1: 0.9785,
+            top1: 0.975,
             perplexity_ratio: 1.0046,
         }
     }
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(broken(&rows), ["nvfp4 than fp8-dynamic"]);
         assert!(
             table(&rows)
-                .ends_with("| nvfp4 | 8.125 | 171.1 MB | 2.0e-3 | 2.0e-2 | 97.8 % | 1.005 |\n")
+                .ends_with("| nvfp4 | 8.125 | 171.1 MB | 2.0e-3 | 2.0e-2 | 97.5 % | 1.005 |\n")
         );
     }
 
@@ -177,7 +177,7 @@ mod tests {
             "rules": [{"stored": {"bits_per_weight": 8.125}}],
         });
         let score = json!({"overall": {
-            "tokens": 100, "kl_mean": 0.002, "kl_p99": 0.02, "top1_agreement": 0.9785,
+            "tokens": 100, "kl_mean": 0.002, "kl_p99": 0.02, "top1_agreement": 0.975,
             "perplexity_ratio": 1.0046,
         }});
         assert_eq!(row("w8a16", &converted, &score), Some(named("w8a16", 0.002)));
