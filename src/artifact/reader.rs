@@ -151,6 +151,11 @@ impl Artifact {
         self.tables.entries.iter().any(begins)
     }
 
+    /// Whether another file has the same bytes.
+    pub fn same_bytes(&self, other: &Artifact) -> bool {
+        self.bytes() == other.bytes()
+    }
+
     /// Size of the file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.tables.size

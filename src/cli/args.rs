@@ -26,6 +26,8 @@ pub enum Command {
     Validate(Validate),
     /// Show what a .rad file holds.
     Inspect(Inspect),
+    /// Say what two .rad files differ in; exit code 0 if they are equal, 1 if not.
+    Diff(Diff),
     /// Write one entry of a .rad file to disk: a side file's bytes, or a weight's values as f32.
     Extract(Extract),
     /// Say what a request would run: prefill calls, decode programs, padding, cache blocks.
@@ -91,8 +93,12 @@ pub struct Convert {
     pub source: String,
     /// The file to write.
     #[arg(short, long, value_name = "OUT.rad", value_hint = ValueHint::FilePath)]
-    #[arg(required_unless_present = "dry_run")]
+    #[arg(required_unless_present_any = ["dry_run", "check"])]
     pub output: Option<PathBuf>,
+    /// Compare this file with what the conversion would write; write nothing.
+    #[arg(long, value_name = "OUT.rad", value_hint = ValueHint::FilePath)]
+    #[arg(conflicts_with_all = ["output", "dry_run", "reuse"])]
+    pub check: Option<PathBuf>,
     /// A draft model whose weights go into the same file under `draft.`: what SOURCE can be.
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
     pub draft_model: Option<String>,
@@ -155,6 +161,26 @@ pub struct Validate {
     /// Common switches.
     #[command(flatten)]
     pub common: Common,
+}
+
+/// `radpack diff`
+#[derive(Debug, Args)]
+pub struct Diff {
+    /// The first file.
+    #[arg(value_name = "A.rad", value_hint = ValueHint::FilePath)]
+    pub a: PathBuf,
+    /// The second file.
+    #[arg(value_name = "B.rad", value_hint = ValueHint::FilePath)]
+    pub b: PathBuf,
+    /// Lines of each part; 0 means all.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub report: usize,
+    /// Print one JSON document on stdout (schemas/ describes it); it has every line.
+    #[arg(long)]
+    pub json: bool,
+    /// Worker threads; 0 means one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
 }
 
 /// `radpack inspect`

@@ -4,6 +4,7 @@ mod args;
 mod completions;
 mod convert;
 mod devices;
+mod diff;
 mod documents;
 mod estimate;
 mod eval;
@@ -51,6 +52,7 @@ fn json_wanted(command: &Command) -> bool {
         Command::Convert(a) => a.common.json,
         Command::Validate(a) => a.common.json,
         Command::Inspect(a) => a.json,
+        Command::Diff(a) => a.json,
         Command::Export(a) => a.json,
         Command::Explain(a) => a.json,
         Command::Eval(a) => a.json,
@@ -66,6 +68,7 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Convert(args) => convert::run(args, output),
         Command::Validate(args) => validate::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
+        Command::Diff(args) => diff::run(args, output),
         Command::Extract(args) => extract::run(args, output),
         Command::Explain(args) => explain::run(args, output),
         Command::Export(args) => export::run(args, output),
