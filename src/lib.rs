@@ -14,6 +14,7 @@
 //! Foundation under all stages: [`tensor`], [`num`], [`diag`], [`model`]. `docs/architecture.md` has the whole map.
 
 pub mod artifact;
+pub mod card;
 pub mod checkpoint;
 pub mod diag;
 pub mod diff;

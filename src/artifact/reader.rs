@@ -151,6 +151,11 @@ impl Artifact {
         self.tables.entries.iter().any(begins)
     }
 
+    /// SHA-256 of the file.
+    pub fn sha256(&self) -> [u8; 32] {
+        super::digests::sha256([self.bytes()])
+    }
+
     /// Whether another file has the same bytes.
     pub fn same_bytes(&self, other: &Artifact) -> bool {
         self.bytes() == other.bytes()

@@ -38,6 +38,8 @@ pub enum Command {
     Eval(Eval),
     /// Answer a prompt by the programs and weights of a .rad file.
     Run(Run),
+    /// Write the model card of a .rad file: a README for a Hugging Face repository.
+    Card(Card),
     /// How many blocks of KV cache fit on the target, and why.
     EstimateKv(EstimateKv),
     /// List, show, check and import recipes.
@@ -181,6 +183,38 @@ pub struct Diff {
     /// Worker threads; 0 means one per core.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub threads: usize,
+}
+
+/// `radpack card`
+#[derive(Debug, Args)]
+pub struct Card {
+    /// The file.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Where the card goes; absent, standard output.
+    #[arg(short, long, value_name = "README.md", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// What `radpack eval --json` printed for this file; may be given several times.
+    #[arg(long = "eval", value_name = "FILE.json", value_hint = ValueHint::FilePath)]
+    pub evals: Vec<PathBuf>,
+    /// What `radpack estimate-kv --json` printed.
+    #[arg(long, value_name = "FILE.json", value_hint = ValueHint::FilePath)]
+    pub estimate: Option<PathBuf>,
+    /// Heading [default: the file's name].
+    #[arg(long, value_name = "TEXT")]
+    pub title: Option<String>,
+    /// License as the hub spells it [default: that of the source's README].
+    #[arg(long, value_name = "ID")]
+    pub license: Option<String>,
+    /// Repository of the weights [default: the hub repository that was converted].
+    #[arg(long, value_name = "ORG/NAME")]
+    pub base_model: Option<String>,
+    /// A minijinja template in place of the built-in one.
+    #[arg(long, value_name = "FILE.jinja", value_hint = ValueHint::FilePath)]
+    pub template: Option<PathBuf>,
+    /// Print what a template can name, as JSON, instead of a card.
+    #[arg(long, conflicts_with = "template")]
+    pub facts: bool,
 }
 
 /// `radpack inspect`

@@ -73,18 +73,22 @@ fn part(out: &mut String, label: &str, lines: &[String], report: usize) {
 fn line(change: &Change) -> String {
     let value = |v: &Option<Value>| match v {
         None => "none".to_owned(),
-        Some(Value::String(s)) => cut(s),
-        Some(other) => cut(&other.to_string()),
+        Some(Value::String(s)) => s.clone(),
+        Some(other) => other.to_string(),
     };
-    format!("{}: {} → {}", change.path, value(&change.a), value(&change.b))
+    let [a, b] = [value(&change.a), value(&change.b)];
+    let same = a.chars().zip(b.chars()).take_while(|(x, y)| x == y).count();
+    // Long texts are shown from a little before the first character that differs.
+    let from = if same > SHOWN / 2 { same - SHOWN / 4 } else { 0 };
+    format!("{}: {} → {}", change.path, cut(&a, from), cut(&b, from))
 }
 
-fn cut(text: &str) -> String {
-    let mut shown: String = text.chars().take(SHOWN).collect();
-    if shown.len() < text.len() {
+fn cut(text: &str, from: usize) -> String {
+    let mut shown: String = text.chars().skip(from).take(SHOWN).collect();
+    if from + SHOWN < text.chars().count() {
         shown.push('…');
     }
-    shown
+    if from > 0 { format!("…{shown}") } else { shown }
 }
 
 fn weights(found: &Difference) -> Vec<String> {

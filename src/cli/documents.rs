@@ -434,6 +434,8 @@ pub struct EvalDocument {
     pub schema: &'static str,
     /// The file.
     pub file: String,
+    /// Digest of all its entries, which says of which artifact these figures are.
+    pub digest: Option<String>,
     /// What it was measured against.
     pub reference: String,
     /// Most tokens that were run together.

@@ -1,6 +1,7 @@
 //! The command line: typed arguments in, library calls, results on stdout, everything else on stderr.
 
 mod args;
+mod card;
 mod completions;
 mod convert;
 mod devices;
@@ -59,7 +60,7 @@ fn json_wanted(command: &Command) -> bool {
         Command::Run(a) => a.json,
         Command::EstimateKv(a) => a.json,
         Command::Recipes(a) => a.json,
-        Command::Extract(_) | Command::Completions(_) => false,
+        Command::Card(_) | Command::Extract(_) | Command::Completions(_) => false,
     }
 }
 
@@ -69,6 +70,7 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Validate(args) => validate::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Diff(args) => diff::run(args, output),
+        Command::Card(args) => card::run(args, output),
         Command::Extract(args) => extract::run(args, output),
         Command::Explain(args) => explain::run(args, output),
         Command::Export(args) => export::run(args, output),

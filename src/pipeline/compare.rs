@@ -273,9 +273,16 @@ fn files(plan: &Plan, artifact: &Artifact, hashes: &[FileDigest]) -> Result<Vec<
     for file in &plan.sources.side_files() {
         let bytes = plan.sources.read_side_file(file)?;
         let name = format!("{}{}", names::FILE_PREFIX, file.path);
-        let stored = artifact.find(&name).map(|e| e.plane(0)).unwrap_or_default();
-        if stored != bytes {
-            findings.push(finding(format!("{} differs from the source's", file.path)));
+        match artifact.find(&name) {
+            None if bytes.is_empty() => {}
+            None => findings.push(finding(format!(
+                "{} is a side file of the source, and the file does not hold it",
+                file.path
+            ))),
+            Some(entry) if entry.plane(0) != bytes => {
+                findings.push(finding(format!("{} differs from the source's", file.path)));
+            }
+            Some(_) => {}
         }
     }
     let manifest = match artifact.find(names::MANIFEST_ENTRY) {

@@ -63,10 +63,7 @@ pub(super) fn measured(bin: &Path) -> Result<Table> {
 
 /// Names of the built-in recipes that are made for no model in particular.
 fn generic(bin: &Path) -> Result<Vec<String>> {
-    let list = parsed(&build::output(Command::new(bin).args(["recipes", "list", "--json"]))?)?;
-    let names = list["recipes"].as_array().into_iter().flatten();
-    let names = names.filter_map(|r| r["name"].as_str()).filter(|n| !n.contains('/'));
-    Ok(names.map(str::to_owned).collect())
+    Ok(build::recipes(bin)?.into_iter().filter(|name| !name.contains('/')).collect())
 }
 
 fn parsed(text: &str) -> Result<Value> {
