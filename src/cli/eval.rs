@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use radpack::artifact::layout as names;
 use radpack::diag::{Failure, FailureKind, Result, count};
 use radpack::pipeline::{self, Plan, Sources};
 use radpack::recipe::Recipe;
@@ -48,6 +49,7 @@ pub fn run(args: &Eval, output: &Output) -> Result<ExitCode> {
         output.document(&EvalDocument {
             schema: "radpack.eval",
             file: args.file.display().to_string(),
+            digest: artifact.meta_text(names::DIGEST_KEY).map(|t| t.to_string()),
             reference: args.reference.clone(),
             precision: args.precision.name(),
             window: args.window,

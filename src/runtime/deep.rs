@@ -70,10 +70,10 @@ pub fn prove(opened: &Opened<'_>, weights: u64) -> Result<Proof> {
     let ran = run(&mut opened.engine(slots, weights / 2)?, opened)?;
     let mut problems = Problems::new();
     ran.iter().for_each(|ran| problems.extend(not_finite(ran)));
-    let mut proof = Proof::default();
-    proof.programs = ran.iter().flat_map(|r| r.programs.clone()).collect();
-    proof.programs.sort();
-    proof.programs.dedup();
+    let mut programs: Vec<String> = ran.iter().flat_map(|r| r.programs.clone()).collect();
+    programs.sort();
+    programs.dedup();
+    let mut proof = Proof { programs, ..Proof::default() };
     if problems.is_empty() {
         match anew(opened) {
             Ok(programs) if programs == opened.programs => proof.compared = Compared::Equal,
@@ -278,14 +278,14 @@ fn image(vision: &VisionSpec, fewest: u64, most: u64) -> Option<Image> {
     let (columns, rows) = (wide.checked_mul(each)?, high.checked_mul(each)?);
     let values = patch.checked_mul(patch)?.checked_mul(3)?;
     let all = columns.checked_mul(rows)?.checked_mul(values).filter(|n| *n <= 1 << 28)?;
-    let mut image = Image::default();
     // Any picture will do, as long as it is always the same and its patches differ.
-    image.pixels = (0..all).map(|n| (n.wrapping_mul(7919) % 251) as f32 / 250.0).collect();
+    let pixels = (0..all).map(|n| (n.wrapping_mul(7919) % 251) as f32 / 250.0).collect();
+    let mut positions = Vec::new();
     for y in 0..rows {
         let row = i64::try_from(y).ok()?;
-        image.positions.extend((0..i64::try_from(columns).ok()?).map(|x| [x, row]));
+        positions.extend((0..i64::try_from(columns).ok()?).map(|x| [x, row]));
     }
-    Some(image)
+    Some(Image { pixels, positions })
 }
 
 /// The vocabulary's size, and tokens that no text holds.

@@ -1,5 +1,7 @@
 //! One simulated device: its rank, its cache, and the interpretation of a program.
 
+use std::borrow::Cow;
+
 use super::activations::{Precision, operand, round, rounded};
 use super::attention::{Blocks, Rings, Scoring, dense, paged, windowed, write_blocks, write_rings};
 use super::cache::Cache;
@@ -11,7 +13,8 @@ use super::weights::Store;
 use super::{rope, rows::best};
 use crate::diag::{Failure, Result};
 use crate::graph::{
-    KvId, KvPair, Node, Op, Program, Programs, ValueId, WeightId, WeightRef, WeightShare,
+    KvId, KvPair, Node, Op, Program, Programs, Projection, ValueId, WeightId, WeightRef,
+    WeightShare,
 };
 use crate::model::Activation;
 use crate::recipe::Activations;
@@ -204,6 +207,15 @@ impl Run<'_> {
                 let (rows, held) = rows::pool(&x, &at, &padding, side)?;
                 Ok(vec![rows, held])
             }
+            Op::Linear { projections, activations } => {
+                let x = self.value(node, 0)?;
+                let x = match operand(self.rule(*activations), x.as_floats()?, x.columns())? {
+                    Cow::Borrowed(_) => x.clone(),
+                    Cow::Owned(rounded) => Value::floats(x.shape(), rounded)?,
+                };
+                let each = projections.iter().map(|p| self.projected(&x, p));
+                Ok(each.collect::<Result<_>>()?)
+            }
             op => one(self.compute(node, op)),
         }
     }
@@ -213,13 +225,6 @@ impl Run<'_> {
         let x = self.value(node, 0)?;
         match op {
             Op::Embed { table, scale } => self.embed(x, self.weight(*table)?, *scale),
-            Op::Linear { weight, bias, activations } => {
-                let y = self.linear(x, self.weight(*weight)?, self.rule(*activations))?;
-                match bias {
-                    Some(bias) => rows::with_vector(&y, &self.vector(*bias)?, |v, b| v + b),
-                    None => Ok(y),
-                }
-            }
             Op::RmsNorm { weight, eps, one_plus } => {
                 let weight = weight.map(|id| self.vector(id)).transpose()?;
                 rows::rms_norm(x, weight.as_ref().map(|w| w.as_slice()), *eps, *one_plus)
@@ -330,6 +335,7 @@ impl Run<'_> {
             | Op::AllGather { .. }
             | Op::KvWrite { .. }
             | Op::WindowWrite { .. }
+            | Op::Linear { .. }
             | Op::Route { .. }
             | Op::PoolPatches { .. } => Err(fault("an operation with other results")),
         }
@@ -396,13 +402,20 @@ impl Run<'_> {
         Value::floats(shape, data)
     }
 
-    fn linear(&self, x: &Value, weight: &WeightRef, rule: Option<Activations>) -> Result<Value> {
+    fn projected(&self, x: &Value, projection: &Projection) -> Result<Value> {
+        let y = self.linear(x, self.weight(projection.weight)?)?;
+        match projection.bias {
+            Some(bias) => rows::with_vector(&y, &self.vector(bias)?, |v, b| v + b),
+            None => Ok(y),
+        }
+    }
+
+    fn linear(&self, x: &Value, weight: &WeightRef) -> Result<Value> {
         let [rows, columns] = matrix(weight)?;
         if x.columns() != columns || columns == 0 {
             return Err(fault(format!("{} columns meet {}", x.columns(), weight.name)));
         }
-        let values = operand(rule, x.as_floats()?, columns)?;
-        let values = &*values;
+        let values = x.as_floats()?;
         let mut out = Vec::new();
         self.call.store.blocks(weight, self.rank, |first, block| {
             let part = product(values, block, columns);
