@@ -245,6 +245,9 @@ pub struct Inspect {
     /// What every device holds: weights, cache, intermediate values.
     #[arg(long, group = "view")]
     pub memory: bool,
+    /// Write all of it as one page for a browser, which loads nothing.
+    #[arg(long, value_name = "FILE.html", value_hint = ValueHint::FilePath, group = "view", conflicts_with = "json")]
+    pub html: Option<PathBuf>,
     /// Print one JSON document on stdout (schemas/ describes it).
     #[arg(long)]
     pub json: bool,
