@@ -4,12 +4,14 @@
 //! Checkpoint::open ─┐  (Sources: with a draft model, two)
 //! Recipe::parse ────┴─ plan ─┬─ convert ─ OUT.rad
 //!                            └─ compare ─ findings
+//! Subject ─ outline (per recipe): placement, programs and sizes alone, for estimates
 //! ```
 
 mod compare;
 mod convert;
 mod disk;
 mod imatrix;
+mod outline;
 mod plan;
 mod programs;
 mod reuse;
@@ -20,6 +22,7 @@ pub use compare::{Comparison, compare, plan_of};
 pub use convert::{ConvertOptions, Converted, convert, convert_reusing};
 pub use disk::free_bytes;
 pub use imatrix::{Entry as ImportanceEntry, IMATRIX_FILE, Imatrix, Importances};
+pub use outline::{Outline, Subject};
 pub use plan::{Plan, Request, plan};
 pub use programs::{Compiled, check as check_programs};
 pub use reuse::Reuse;
