@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use radpack::artifact::digests;
 use radpack::artifact::errors::WeightError;
+use radpack::checkpoint::Extent;
 use radpack::diag::{Failure, FailureKind, Result, count, list, size};
 use radpack::model::{ModelSpec, Origin};
 use radpack::pipeline::{self, ConvertOptions, Plan, Request, Reuse};
@@ -86,8 +87,10 @@ fn plan(args: &Convert) -> Result<Plan> {
         sets.extend(["vision", "audio", "projector"].map(|t| format!("towers.{t}=false")));
     }
     let recipe = request::recipe(args.recipe.as_deref(), &sets)?;
-    let sources =
-        request::sources(&args.source, args.draft_model.as_deref(), args.imatrix.as_deref())?;
+    // A model on the hub is planned from its headers; only a conversion fetches the weights.
+    let extent = if args.dry_run { Extent::Headers } else { Extent::Everything };
+    let (draft, imatrix) = (args.draft_model.as_deref(), args.imatrix.as_deref());
+    let sources = request::sources(&args.source, draft, imatrix, extent)?;
     let request =
         Request { weights_only: args.weights_only, tokenizer_required: !args.no_tokenizer };
     pipeline::plan(sources, recipe, request)

@@ -63,6 +63,10 @@ pub fn convert_reusing(
     options: ConvertOptions<'_>,
     reuse: Option<&Reuse>,
 ) -> Result<Converted> {
+    if plan.sources.headers_only() {
+        let what = "only the headers of the weights were fetched, which is enough for a plan";
+        return Err(Failure::plain(FailureKind::Failed, what));
+    }
     check_output(plan, out)?;
     let writer = Writer::create(out, plan.layout.clone())?;
     let stored = reuse.map(Reuse::stored).transpose()?;

@@ -15,6 +15,7 @@ mod outline;
 mod plan;
 mod programs;
 mod reuse;
+mod scenario;
 mod shards;
 mod sources;
 
@@ -26,6 +27,7 @@ pub use outline::{Outline, Subject};
 pub use plan::{Plan, Request, plan};
 pub use programs::{Compiled, check as check_programs};
 pub use reuse::Reuse;
+pub use scenario::{Fit, FitAxis, Measured, Settings, Tried, first_problem, why_not};
 pub use sources::{DRAFT_FOLDER, Sources};
 
 /// Told how far a run is. Calls come from several threads.

@@ -169,6 +169,7 @@ pub(super) fn summary(
             window_bytes,
             full_blocks: sizes.full_blocks(),
             min_blocks: sizes.min_blocks(),
+            blocks: None,
             aligned: sizes.aligned,
             draft_tokens: sizes.draft_tokens,
         },
@@ -240,6 +241,14 @@ pub fn check(artifact: &Artifact, manifest: Option<&Manifest>) -> Problems {
                             p.name, p.arena_bytes, p.devices, held.devices
                         ));
                     }
+                }
+                let kv = &summary.kv;
+                if kv.blocks.is_some_and(|n| n == 0 || n > kv.full_blocks) {
+                    say(format!(
+                        "the manifest sets {} cache blocks; 1 to {} are of use",
+                        kv.blocks.unwrap_or(0),
+                        kv.full_blocks
+                    ));
                 }
                 for tensor in &programs.kv {
                     let fits = match tensor.layout {
