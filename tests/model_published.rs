@@ -1,39 +1,17 @@
 //! The ten published Gemma 4 variants: every tensor of each maps to a weight, none is left over, and the totals are
 //! those of the published files.
 
+mod published_support;
+
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
 
 use radpack::model::{
-    self, AttentionKind, AudioSpec, Class, ImageAttention, KvSource, Model, RopeScaling, Tower,
+    AttentionKind, AudioSpec, Class, ImageAttention, KvSource, Model, RopeScaling, Tower,
     ValueSource, VisionSpec,
 };
 use radpack::tensor::{DType, Shape, TensorInfo};
 
-fn fixtures() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/gemma4")
-}
-
-fn tensors(name: &str) -> BTreeMap<String, TensorInfo> {
-    let text = fs::read_to_string(fixtures().join(format!("shapes/{name}.tsv"))).expect("shapes");
-    text.lines()
-        .map(|line| {
-            let mut fields = line.split('\t');
-            let mut next = || fields.next().expect("three fields");
-            let (name, dtype, shape) = (next().to_owned(), next(), next());
-            let dtype = if dtype == "I64" { DType::I64 } else { DType::BF16 };
-            let shape: Vec<u64> = serde_json::from_str(shape).expect("extents");
-            (name, TensorInfo { dtype, shape: Shape::new(shape) })
-        })
-        .collect()
-}
-
-fn model(name: &str) -> Model {
-    let text = fs::read_to_string(fixtures().join(format!("configs/{name}.json"))).expect("config");
-    let config = serde_json::from_str(&text).expect("JSON");
-    model::read(&config, None, &tensors(name)).unwrap_or_else(|f| panic!("{name}\n{f}"))
-}
+use published_support::{published as model, tensors};
 
 /// Elements and bytes of a checkpoint.
 fn totals(tensors: &BTreeMap<String, TensorInfo>) -> (u64, u64) {

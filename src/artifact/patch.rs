@@ -40,8 +40,10 @@ pub fn set_kv_blocks(path: &Path, blocks: Option<u64>) -> Result<[u8; 32]> {
     let now = Sealed::read(&path, &artifact)?;
     let mut manifest = now.manifest.clone();
     let Some(graphs) = manifest.graphs.as_mut() else {
-        return refuse(Diagnostic::new(AREA, "the file holds no programs, so it has no cache")
-            .help("convert a decoder that radpack has a family for"));
+        return refuse(
+            Diagnostic::new(AREA, "the file holds no programs, so it has no cache")
+                .help("convert a decoder that radpack has a family for"),
+        );
     };
     if now.manifest.to_bytes() != now.bytes {
         return refuse(

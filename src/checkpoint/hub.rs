@@ -84,9 +84,8 @@ pub(super) fn fetch_heads(
     let read_index = |file: &Remote| parts.one(&Piece::whole(file));
     let mut wanted = hub.choose(&files, &read_index)?;
     let snapshot = model_folder(id, environment).join("snapshots").join(&commit);
-    let cached = |f: &Remote| {
-        std::fs::metadata(snapshot.join(&f.path)).is_ok_and(|m| m.len() == f.bytes)
-    };
+    let cached =
+        |f: &Remote| std::fs::metadata(snapshot.join(&f.path)).is_ok_and(|m| m.len() == f.bytes);
     if wanted.iter().all(cached) {
         return Ok((Fetched::Snapshot(snapshot), identity));
     }
@@ -468,10 +467,13 @@ impl Parts<'_> {
     /// Saves files into a folder: of weights what goes up to the end of their headers, others whole. Returns the
     /// lengths of those that are there in part.
     fn save(&self, files: &[Remote], folder: &Path) -> Result<BTreeMap<String, u64>> {
-        let first: Vec<Piece> = files
-            .iter()
-            .map(|f| if is_weights(&f.path) { Piece::first(f, FIRST_BYTES) } else { Piece::whole(f) })
-            .collect();
+        let first: Vec<Piece> =
+            files
+                .iter()
+                .map(|f| {
+                    if is_weights(&f.path) { Piece::first(f, FIRST_BYTES) } else { Piece::whole(f) }
+                })
+                .collect();
         let mut found = self.all(&first)?;
         // Headers that are longer than the first bytes; one that no file can have is left to the reader's verdict.
         let mut rest = Vec::new();

@@ -19,9 +19,9 @@ use super::safetensors::Header;
 use super::shard::Shard;
 use super::side::{LeftOut, SideFile};
 use super::source::{HubId, HubIdentity, OpenOptions};
+use super::tokenizer::{self, Ids, TokenizerReport};
 #[cfg(feature = "hub")]
 use super::{hub::Fetched, source::Extent};
-use super::tokenizer::{self, Ids, TokenizerReport};
 use crate::diag::{self, Diagnostic, Failure, FailureKind, Problems, Result};
 use crate::model::{Part, Stored, Weight};
 use crate::tensor::{PlaneSource, TensorInfo, TensorSource};

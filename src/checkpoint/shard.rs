@@ -116,11 +116,7 @@ impl Shard {
                 // SAFETY: the map is shared and read-only, so the pages are the file's own: a later read through a
                 // borrowed slice faults the same bytes in again. start + length lies within the map.
                 let _ = unsafe {
-                    map.unchecked_advise_range(
-                        memmap2::UncheckedAdvice::DontNeed,
-                        start,
-                        length,
-                    )
+                    map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, length)
                 };
             }
         }

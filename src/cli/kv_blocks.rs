@@ -68,7 +68,11 @@ fn fitting(found: &Stored, options: Options) -> Result<Option<(u64, String)>> {
 fn too_many(wanted: u64, fit: u64, target: &str, min: u64) -> Failure {
     let problem = Diagnostic::new(
         "kv-blocks",
-        format!("{} cache blocks; the memory of {target} has room for {}", count(wanted), count(fit)),
+        format!(
+            "{} cache blocks; the memory of {target} has room for {}",
+            count(wanted),
+            count(fit)
+        ),
     );
     let problem = match fit >= min {
         true => problem.help(format!("{} to {} blocks work", count(min), count(fit))),
@@ -80,7 +84,9 @@ fn too_many(wanted: u64, fit: u64, target: &str, min: u64) -> Failure {
 }
 
 fn text(d: &SetKvBlocksDocument) -> String {
-    let said = |n: Option<u64>| n.map_or("left to the engine".to_owned(), |n| format!("{} blocks", count(n)));
+    let said = |n: Option<u64>| {
+        n.map_or("left to the engine".to_owned(), |n| format!("{} blocks", count(n)))
+    };
     let tokens = d.blocks.map(|n| n.saturating_mul(d.block_tokens));
     let tokens = tokens.map(|t| format!(" · {} tokens", count(t))).unwrap_or_default();
     let fit = match (d.fit_blocks, &d.target) {

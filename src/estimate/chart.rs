@@ -48,7 +48,8 @@ pub fn svg(e: &Estimate, title: &str) -> String {
     let shown = rows.get(..MAX_ROWS).unwrap_or(&rows);
     let legend = Legend::of(e);
     let bars = 62.0;
-    let bars_end = bars + ROW * shown.len() as f64 + if shown.len() < rows.len() { 18.0 } else { 0.0 };
+    let bars_end =
+        bars + ROW * shown.len() as f64 + if shown.len() < rows.len() { 18.0 } else { 0.0 };
     let legend_end = bars_end + 14.0 + 18.0 * legend.lines() as f64;
     let plot = legend_end + 44.0;
     let height = plot + PLOT + 48.0;
@@ -118,7 +119,8 @@ impl Legend {
 
     fn draw(&self, out: &mut Drawing, top: f64) {
         let own = self.names.iter().map(|n| (n.as_str(), Some(self.colour(n))));
-        for (i, (name, colour)) in own.chain([("KV blocks", Some(BLOCKS)), ("not used", None)]).enumerate()
+        for (i, (name, colour)) in
+            own.chain([("KV blocks", Some(BLOCKS)), ("not used", None)]).enumerate()
         {
             let x = LEFT + 155.0 * (i % 4) as f64;
             let y = top + 18.0 * (i / 4) as f64;
@@ -175,7 +177,9 @@ fn curve(out: &mut Drawing, e: &Estimate, top: f64) {
     for part in 0..=4u64 {
         let tokens = high / 4 * part;
         let at = y(tokens);
-        out.line(format!("<path class=\"line\" opacity=\"0.4\" d=\"M{LEFT:.1} {at:.1}H{RIGHT:.1}\"/>"));
+        out.line(format!(
+            "<path class=\"line\" opacity=\"0.4\" d=\"M{LEFT:.1} {at:.1}H{RIGHT:.1}\"/>"
+        ));
         out.line(format!(
             "<text class=\"ink soft\" text-anchor=\"end\" x=\"{:.1}\" y=\"{:.1}\">{}</text>",
             LEFT - 8.0,
@@ -188,10 +192,13 @@ fn curve(out: &mut Drawing, e: &Estimate, top: f64) {
     let mut path = String::new();
     for (i, point) in e.concurrency.iter().enumerate() {
         // Writing to a String cannot fail.
-        let _ = write!(path, "{}{:.1} {:.1}", if i == 0 { "M" } else { "L" }, x(i), y(point.tokens));
+        let _ =
+            write!(path, "{}{:.1} {:.1}", if i == 0 { "M" } else { "L" }, x(i), y(point.tokens));
     }
     if !path.is_empty() {
-        out.line(format!("<path d=\"{path}\" fill=\"none\" stroke=\"{BLOCKS}\" stroke-width=\"2\"/>"));
+        out.line(format!(
+            "<path d=\"{path}\" fill=\"none\" stroke=\"{BLOCKS}\" stroke-width=\"2\"/>"
+        ));
     }
     for (i, point) in e.concurrency.iter().enumerate() {
         let (x, y) = (x(i), y(point.tokens));
@@ -226,7 +233,10 @@ impl Drawing {
     }
 
     fn text(&mut self, x: f64, y: f64, class: &str, text: &str) {
-        self.line(format!("<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>", escape(text)));
+        self.line(format!(
+            "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\">{}</text>",
+            escape(text)
+        ));
     }
 
     /// A rectangle with a colour, or one that stands for free memory, and what a pointer over it shows.
@@ -235,7 +245,8 @@ impl Drawing {
             Some(colour) => format!("class=\"edge\" fill=\"{colour}\""),
             None => "class=\"free\"".to_owned(),
         };
-        let at = format!("<rect {paint} x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\"");
+        let at =
+            format!("<rect {paint} x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\"");
         self.line(match tip {
             Some(tip) => format!("{at}><title>{}</title></rect>", escape(tip)),
             None => format!("{at}/>"),

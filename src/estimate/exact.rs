@@ -50,8 +50,7 @@ pub(super) fn estimate(
         misfits.push(too_few(model, &blocks, cache.lacks(blocks.min, left), room));
     }
     let assumed = workspace(device);
-    let (least, most) =
-        paged::same_answer(assumed, budget, |w| cache.most(sum(device, w).left));
+    let (least, most) = paged::same_answer(assumed, budget, |w| cache.most(sum(device, w).left));
     let capacity = capacity(target, 1, budget, options.budget);
     Ok(Estimate {
         block_bytes: cache.bytes(1),

@@ -55,8 +55,7 @@ pub(super) fn estimate(
         let room = Room { device, budget, usable };
         misfits.push(too_few(model, &blocks, cache.lacks(blocks.min, left), room));
     }
-    let (least, most) =
-        paged::same_answer(workspace, budget, |w| cache.most(sum(device, w).left));
+    let (least, most) = paged::same_answer(workspace, budget, |w| cache.most(sum(device, w).left));
     let outside = usable.saturating_sub(budget);
     let encoder = with_encoder(model, &sums.devices, workspace, chiplets, outside, &cache);
     let mut notes = Vec::new();

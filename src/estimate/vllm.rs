@@ -192,13 +192,7 @@ pub(super) fn estimate(
             size(full_pages(model))
         ));
     }
-    let found = Blocks {
-        blocks,
-        kept: u64::from(blocks > 0),
-        min,
-        full,
-        tokens: sizes.block,
-    };
+    let found = Blocks { blocks, kept: u64::from(blocks > 0), min, full, tokens: sizes.block };
     let capacity = capacity(target, 1, budget, Some(fraction));
     Ok(Estimate {
         block_bytes,

@@ -112,8 +112,7 @@ pub fn compare(
 fn set_blocks(artifact: &Artifact, planned: &mut manifest::Manifest) {
     let entry = artifact.find(names::MANIFEST_ENTRY);
     let stored = entry.and_then(|e| manifest::Manifest::parse(e.plane(0)).ok());
-    if let (Some(stored), Some(planned)) =
-        (stored.and_then(|m| m.graphs), planned.graphs.as_mut())
+    if let (Some(stored), Some(planned)) = (stored.and_then(|m| m.graphs), planned.graphs.as_mut())
     {
         planned.kv.blocks = stored.kv.blocks;
     }

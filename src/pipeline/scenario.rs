@@ -113,8 +113,7 @@ impl Subject {
         let profile = profile(recipe)?;
         let outline = self.outline(recipe)?;
         let model = MemoryModel::of_plan(&outline.placement, &outline.programs, &outline.sizes);
-        let options =
-            Options { budget: options.budget.or(recipe.target.memory_budget), ..options };
+        let options = Options { budget: options.budget.or(recipe.target.memory_budget), ..options };
         let estimate = estimate::estimate(&model, &profile, options)?;
         Ok(Measured { model, estimate, warnings: outline.warnings })
     }
@@ -150,8 +149,7 @@ fn profile(recipe: &Recipe) -> Result<Profile> {
                 "estimate",
                 "neither the recipe nor --target says which device it is for",
             );
-            let names: Vec<&str> =
-                crate::recipe::PROFILES.iter().map(|(name, _)| *name).collect();
+            let names: Vec<&str> = crate::recipe::PROFILES.iter().map(|(name, _)| *name).collect();
             let problem = problem.help(format!("--target {}", list(&names, usize::MAX)));
             Err(Failure::one(FailureKind::Usage, "no target", problem))
         }
@@ -190,12 +188,7 @@ fn nothing_fits(axis: FitAxis, tried: &[Tried]) -> Failure {
         Some(last) => problems.push(last.help(help)),
         None => problems.push(Diagnostic::new("estimate", what).help(help)),
     }
-    Failure {
-        kind: FailureKind::Refused,
-        headline: what.to_owned(),
-        problems,
-        closing: None,
-    }
+    Failure { kind: FailureKind::Refused, headline: what.to_owned(), problems, closing: None }
 }
 
 struct Search<'a> {
@@ -244,7 +237,8 @@ impl Search<'_> {
         let least = limits.flash_min_seq_len.unwrap_or(1).div_ceil(block);
         let least = least.max(limits.partitions_min.unwrap_or(1));
         // Chunks of a prefill call are no longer than a sequence.
-        let chunks = graphs.image_prefill_chunk_size.iter().flatten().chain(&graphs.prefill_chunk_size);
+        let chunks =
+            graphs.image_prefill_chunk_size.iter().flatten().chain(&graphs.prefill_chunk_size);
         let chunk = chunks.copied().max().unwrap_or(1);
         let least = least.max(chunk.div_ceil(block)).min(most);
         if most == 0 {

@@ -43,7 +43,10 @@ impl Axis {
         if self == Axis::KvDtype {
             let known: Vec<&str> = KvDtype::NAMES.iter().map(|(name, _)| *name).collect();
             if !known.contains(&value) {
-                return Err(format!("{value:?} is no element type of a cache: {}", list(&known, 8)));
+                return Err(format!(
+                    "{value:?} is no element type of a cache: {}",
+                    list(&known, 8)
+                ));
             }
             settings.kv_dtype = Some(value.to_owned());
             return Ok(());
@@ -81,7 +84,8 @@ fn parse(texts: &[String]) -> Result<(Vec<Axis>, Vec<Settings>)> {
         };
         let Some((_, axis)) = AXES.iter().find(|(known, _)| *known == name.trim()) else {
             let near = nearest(name.trim(), AXES.iter().map(|(name, _)| *name));
-            let near = if near.is_empty() { String::new() } else { format!(": {}?", list(&near, 2)) };
+            let near =
+                if near.is_empty() { String::new() } else { format!(": {}?", list(&near, 2)) };
             return refuse(format!("{:?} is no axis{near}", name.trim()));
         };
         if axes.contains(axis) {
@@ -239,9 +243,10 @@ mod tests {
         assert_eq!(rule(&["length=64", "max-seq-len=128"]), "length is given twice");
         assert_eq!(
             rule(&["kv-dtype=int4"]),
-            "kv-dtype: \"int4\" is no element type of a cache: f32, f16, bf16, fp8"
+            "kv-dtype: \"int4\" is no element type of a cache: f32, f16, bf16 and fp8"
         );
-        let many = format!("batch={}", (1..=1025).map(|n| n.to_string()).collect::<Vec<_>>().join(","));
+        let many =
+            format!("batch={}", (1..=1025).map(|n| n.to_string()).collect::<Vec<_>>().join(","));
         assert_eq!(rule(&[&many]), "more than 1,024 rows");
     }
 }
