@@ -647,3 +647,35 @@ fn a_gguf_file_on_the_hub_is_not_planned_from_its_first_bytes() {
     );
     assert!(hub.fetched().is_empty());
 }
+
+#[test]
+fn a_quantized_model_is_estimated_from_its_headers_as_from_the_folder() {
+    let tmp = tempfile::tempdir().expect("a folder");
+    let model = testkit::fixtures().join("tiny-gemma4-dense");
+    let model = model.to_str().expect("UTF-8");
+    let none = MockHub::start(BTreeMap::new());
+    // No rule, so every weight keeps its codes and scales.
+    std::fs::write(tmp.path().join("keep.toml"), "schema = 1\nname = \"keep\"\n").expect("written");
+    // Codes beside global scales, and codes in words beside a shape; both lie behind the first request's bytes.
+    for (recipe, method) in [("nvfp4", "nvfp4-pack-quantized"), ("w4a16-g32", "pack-quantized")] {
+        let file = format!("{recipe}.rad");
+        let ok = |(code, _, err): (i32, String, String)| assert_eq!(code, 0, "{err}");
+        ok(run(tmp.path(), &none, &["convert", model, "--recipe", recipe, "-o", &file]));
+        let export = ["export", &file, "--format", "compressed-tensors", "-o", recipe];
+        ok(run(tmp.path(), &none, &export));
+        let folder = tmp.path().join(recipe);
+        let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
+        assert!(config.contains(method), "{config}");
+        let hub = hub_of(&folder);
+        let estimate = |source: &str| {
+            let args = ["estimate-kv", source, "--recipe", "keep.toml", "--target", "cpu"];
+            run(tmp.path(), &hub, &[&args[..], &["--layers"]].concat())
+        };
+        let (code, from_hub, err) = estimate("org/tiny");
+        assert_eq!(code, 0, "{err}");
+        assert_eq!(from_hub, estimate(recipe).1, "{recipe}");
+        assert!(hub.log().iter().any(|l| l.ends_with("/model.safetensors")), "{:?}", hub.log());
+        let whole = std::fs::metadata(folder.join("model.safetensors")).expect("weights").len();
+        assert!(hub.sent.load(Ordering::Relaxed) < whole / 2, "{recipe}: of {whole}");
+    }
+}

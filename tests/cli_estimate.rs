@@ -117,7 +117,17 @@ fn a_sweep_has_a_row_for_each_combination_and_says_why_one_is_refused() {
     seed(tmp.path());
     let sweep = ["--sweep", "devices=3,8,16,32", "--sweep", "kv-dtype=f16,fp8"];
     let ran = succeeds(tmp.path(), &[&SEED[..], &sweep].concat());
-    insta::assert_snapshot!(ran.stdout, @"");
+    insta::assert_snapshot!(ran.stdout, @r"
+    devices  kv-dtype  blocks     tokens  contexts  full length  all together
+          3  f16            –          –         –            –             –  blk.*.attn_q: 32 attention heads do not split over 3 devices (and 2 more)
+          3  fp8            –          –         –            –             –  blk.*.attn_q: 32 attention heads do not split over 3 devices (and 2 more)
+          8  f16           29    475,136      1.81            1        49,152
+          8  fp8           61    999,424      3.81            3       114,688
+         16  f16           36    589,824      2.25            2        65,536
+         16  fp8           74  1,212,416      4.62            4       147,456
+         32  f16           39    638,976      2.44            2        65,536
+         32  fp8           80  1,310,720      5.00            4       147,456
+    ");
     let ran = succeeds(tmp.path(), &[&SEED[..], &sweep, &["--json"]].concat());
     let document = json(&ran.stdout);
     follows(&document, "sweep");
@@ -176,7 +186,10 @@ fn fit_finds_the_fewest_devices_and_the_longest_sequence() {
     seed(tmp.path());
     let ran = succeeds(tmp.path(), &[&SEED[..], &["--fit", "devices"]].concat());
     let head: Vec<&str> = ran.stdout.lines().take(2).collect();
-    insta::assert_snapshot!(head.join("\n"), @"");
+    insta::assert_snapshot!(head.join("\n"), @r"
+    fit          8 devices are the fewest that fit
+                 with 4: 15 cache blocks fit, 17 are needed for a sequence of 262,144 tokens and a batch of 8: device 0 lacks 597.58 MiB
+    ");
     let ran = succeeds(tmp.path(), &[&SEED[..], &["--fit", "devices", "--json"]].concat());
     let document = json(&ran.stdout);
     follows(&document, "estimate");

@@ -97,7 +97,7 @@ fn numbers_outside_the_limits_are_refused_and_change_nothing() {
         assert!(ran.stderr.contains("17 to 64 blocks work"), "{}", ran.stderr);
     }
     // The memory is a limit too: what estimate-kv says fits.
-    let tight = ["--memory-budget", "1500KB"];
+    let tight = ["--memory-budget", "4000KB"];
     let ran = radpack(tmp.path(), &[&["estimate-kv", "t.rad", "--json"], &tight[..]].concat());
     let fit = match ran.code {
         0 => {
@@ -149,7 +149,7 @@ fn other_files_are_refused_with_the_reason() {
     convert(tmp.path(), "1");
     let file = tmp.path().join("t.rad");
     let mut bytes = std::fs::read(&file).expect("it reads");
-    let at = bytes.windows(14).position(|w| w == b"\"schema_version").expect("a manifest");
+    let at = bytes.windows(15).position(|w| w == b"\"schema_version").expect("a manifest");
     bytes[at + 2] = b'C';
     std::fs::write(&file, &bytes).expect("written");
     let failure = patch::set_kv_blocks(&file, Some(36)).expect_err("damaged");

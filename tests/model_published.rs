@@ -6,8 +6,8 @@ mod published_support;
 use std::collections::BTreeMap;
 
 use radpack::model::{
-    AttentionKind, AudioSpec, Class, ImageAttention, KvSource, Model, RopeScaling, Tower,
-    ValueSource, VisionSpec,
+    AttentionKind, AudioSpec, Class, ImageAttention, KvSource, RopeScaling, Tower, ValueSource,
+    VisionSpec, draft_mismatches,
 };
 use radpack::tensor::{DType, Shape, TensorInfo};
 
@@ -267,12 +267,12 @@ fn a_draft_head_is_named_draft_and_fits_its_own_target_only() {
     for (i, size) in sizes.iter().enumerate() {
         let target = model(&format!("gemma-4-{size}")).spec;
         for (j, draft) in drafts.iter().enumerate() {
-            let fits = model::draft_mismatches(&target, &draft.spec).is_empty();
+            let fits = draft_mismatches(&target, &draft.spec).is_empty();
             assert_eq!(fits, i == j, "{size} with the draft of {}", sizes[j]);
         }
     }
     let target = model("gemma-4-E4B").spec;
-    let problems: Vec<String> = model::draft_mismatches(&target, &drafts[4].spec)
+    let problems: Vec<String> = draft_mismatches(&target, &drafts[4].spec)
         .into_vec()
         .into_iter()
         .map(|p| p.message)
@@ -285,5 +285,5 @@ fn a_draft_head_is_named_draft_and_fits_its_own_target_only() {
             "the draft head expects key heads of full layers 1, the model has 2",
         ]
     );
-    assert_eq!(model::draft_mismatches(&target, &target).into_vec().len(), 1);
+    assert_eq!(draft_mismatches(&target, &target).into_vec().len(), 1);
 }

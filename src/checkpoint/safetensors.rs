@@ -296,7 +296,7 @@ pub fn read_header(file: &[u8]) -> Result<Header, Vec<Fault>> {
 /// Bytes that the first eight of a file say its header ends at; `None` for fewer bytes, or a length that no file has.
 pub fn header_end(file: &[u8]) -> Option<u64> {
     let promised = u64::from_le_bytes(*file.first_chunk::<8>()?);
-    (promised <= MAX_HEADER_BYTES).then_some(LENGTH_FIELD + promised)
+    (promised <= MAX_HEADER_BYTES).then(|| LENGTH_FIELD + promised)
 }
 
 /// As [`read_header`], of a file of `have` bytes of which the first are at hand.

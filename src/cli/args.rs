@@ -239,7 +239,8 @@ pub struct Export {
     /// Element type of decoded weights, with --format safetensors [default: bf16].
     #[arg(long, value_enum)]
     pub dtype: Option<ExportDtype>,
-    /// Blocks of the paged cache, with --format stablehlo [default: all sequences at full length, and one].
+    /// Blocks of the paged cache, with --format stablehlo [default: what set-kv-blocks set, else all sequences at full
+    /// length, and one].
     #[arg(long, value_name = "N")]
     pub kv_blocks: Option<u64>,
     /// The folder to make; it must not exist yet.

@@ -465,7 +465,7 @@ pub struct SweepDocument {
 pub struct SweepRow {
     /// Devices that share the model.
     pub devices: u64,
-    /// Element type of the cache.
+    /// Element type of the cache, as it was asked for.
     pub kv_dtype: Option<String>,
     /// Longest sequence, in tokens.
     pub max_seq_len: Option<u64>,
@@ -490,8 +490,7 @@ pub struct SweepRow {
     /// Why it does not fit; absent when it does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
-    /// What would work.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// What would work; empty when it fits.
     pub help: Vec<String>,
 }
 

@@ -157,7 +157,7 @@ impl<'a> Finder<'a> {
     }
 
     /// Whether only the header of the tensor's file is at hand, and not the tensor.
-    fn unread(&self, raw: &Raw<'_>) -> bool {
+    pub fn unread(&self, raw: &Raw<'_>) -> bool {
         let shard = self.shards.get(raw.place.shard);
         shard.is_some_and(|s| s.is_head() && s.bytes(raw.place.begin..raw.place.end).is_none())
     }
@@ -205,7 +205,7 @@ impl<'a> Finder<'a> {
     /// Numbers of a small tensor of 32- or 64-bit integers.
     pub fn integers(&mut self, raw: &Raw<'_>) -> Option<Vec<i64>> {
         if self.unread(raw) {
-            // Shapes and orders of columns hang on these numbers.
+            // Orders of columns hang on these numbers.
             self.wrong(
                 raw.name,
                 "decides the weight's layout by its values, and only headers were fetched: download the model first",

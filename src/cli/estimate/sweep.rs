@@ -165,7 +165,7 @@ fn row(
         }
     };
     let e = measured.estimate;
-    row.kv_dtype = Some(measured.model.sizes.kv_dtype.name().to_owned());
+    row.kv_dtype.get_or_insert_with(|| measured.model.sizes.kv_dtype.name().to_owned());
     row.max_seq_len = Some(e.max_seq_len);
     row.batch_size = Some(e.batch_size);
     row.blocks = Some(e.blocks);
