@@ -63,7 +63,19 @@ fn the_number_is_set_in_place_and_every_digest_with_it() {
         assert_eq!(blocks(tmp.path()), Some(36));
         let first = std::fs::read(&file).expect("it reads");
         assert_eq!(first.len(), converted.len());
-        // Only the manifest, its digest and the root digest differ: three runs, 36 being two characters for four.
+        // Only the manifest, the list of digests and the root digest differ.
+        let artifact = Artifact::from_bytes(&converted).expect("it opens");
+        let place = |name: &str| {
+            let at = artifact.find(name).expect("an entry").planes().next().expect("a plane");
+            at.offset as usize..(at.offset + at.bytes) as usize
+        };
+        let root = artifact.meta_text(layout::DIGEST_KEY).expect("a digest").bytes();
+        let root = converted.windows(64).position(|w| w == root).expect("its place");
+        let places = [place(layout::MANIFEST_ENTRY), place(layout::DIGESTS_ENTRY), root..root + 64];
+        let differ = (0..first.len()).filter(|i| first[*i] != converted[*i]);
+        let outside: Vec<usize> =
+            differ.filter(|i| places.iter().all(|p| !p.contains(i))).collect();
+        assert!(outside.is_empty(), "{outside:?}");
         let model = dense().to_str().expect("UTF-8").to_owned();
         let valid = succeeds(tmp.path(), &["validate", "t.rad", "--against", &model]);
         assert!(valid.stdout.contains("valid"), "{}", valid.stdout);
@@ -130,6 +142,72 @@ fn numbers_outside_the_limits_are_refused_and_change_nothing() {
     );
     let ran = succeeds(tmp.path(), &["inspect", "t.rad", "--graphs"]);
     assert!(ran.stdout.contains(&format!("{fit} set")), "{}", ran.stdout);
+    let ran = succeeds(tmp.path(), &["explain", "t.rad", "--batch", "2", "--prompt", "100"]);
+    let left = format!("set       {} of {fit} blocks are left over", fit - 4);
+    assert!(ran.stdout.contains(&left), "{}", ran.stdout);
+    // Exported programs get a cache of that size, where nothing else is asked for.
+    let export = ["export", "t.rad", "--format", "stablehlo", "--json", "-o"];
+    let exported = |more: &[&str]| -> Option<u64> {
+        let ran = succeeds(tmp.path(), &[&export[..], more].concat());
+        let document: Value = serde_json::from_str(&ran.stdout).expect("one document");
+        document["kv_blocks"].as_u64()
+    };
+    assert_eq!(exported(&["a"]), Some(fit));
+    assert_eq!(exported(&["b", "--kv-blocks", "20"]), Some(20));
+}
+
+#[test]
+fn a_number_outside_the_limits_is_told_by_validate() {
+    let tmp = tempdir().expect("a folder");
+    convert(tmp.path(), "1");
+    let file = tmp.path().join("t.rad");
+    // What no run of radpack writes: 5 blocks, sealed with sound digests.
+    let mut bytes = std::fs::read(&file).expect("it reads");
+    let artifact = Artifact::from_bytes(&bytes).expect("it opens");
+    let place = |name: &str| {
+        let at = artifact.find(name).expect("an entry").planes().next().expect("a plane");
+        at.offset as usize..(at.offset + at.bytes) as usize
+    };
+    let (manifest, list) = (place(layout::MANIFEST_ENTRY), place(layout::DIGESTS_ENTRY));
+    let root = artifact.meta_text(layout::DIGEST_KEY).expect("a digest").bytes().to_vec();
+    let root_at = bytes.windows(64).position(|w| w == root).expect("its place");
+    let mut document = Manifest::parse(&bytes[manifest.clone()]).expect("it reads");
+    document.graphs.as_mut().expect("programs").kv.blocks = Some(5);
+    let mut digests =
+        digests::decode(&bytes[list.clone()], &digests::from_hex(&root).expect("hex"))
+            .expect("it reads");
+    let text = document.to_bytes();
+    for digest in digests.iter_mut().filter(|d| d.name == layout::MANIFEST_ENTRY) {
+        digest.sha256 = digests::sha256([text.as_slice()]);
+    }
+    let encoded = digests::encode(&digests);
+    bytes[manifest].copy_from_slice(&text);
+    bytes[root_at..root_at + 64]
+        .copy_from_slice(digests::hex(&digests::sha256([encoded.as_slice()])).as_bytes());
+    bytes[list].copy_from_slice(&encoded);
+    std::fs::write(&file, &bytes).expect("written");
+    let ran = radpack(tmp.path(), &["validate", "t.rad"]);
+    assert_eq!(ran.code, 4, "{}", ran.stdout);
+    let told = format!("{}{}", ran.stdout, ran.stderr);
+    let wanted = "the manifest sets 5 cache blocks, the programs work with 17 to 64";
+    assert!(told.contains(wanted), "{told}");
+}
+
+#[test]
+fn no_room_for_the_copy_leaves_the_file_as_it_was() {
+    let tmp = tempdir().expect("a folder");
+    convert(tmp.path(), "1");
+    let before = sha256(&tmp.path().join("t.rad"));
+    // Files of up to 8 blocks of 512 bytes; the signal is ignored, so that writing fails as on a full disk.
+    let binary = assert_cmd::cargo::cargo_bin("radpack");
+    let script =
+        format!("trap '' XFSZ; ulimit -f 8; exec '{}' set-kv-blocks t.rad 36", binary.display());
+    let output =
+        Command::new("sh").current_dir(tmp.path()).args(["-c", &script]).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(sha256(&tmp.path().join("t.rad")), before);
+    assert!(!tmp.path().join("t.rad.partial").exists());
+    assert_eq!(set(tmp.path(), "36").code, 0);
 }
 
 #[test]

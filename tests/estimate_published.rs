@@ -590,12 +590,15 @@ fn the_picture_is_one_well_formed_document_of_the_answer() {
     for tokens in ["262,144", "131,072", "65,536"] {
         assert!(svg.contains(&format!(">{tokens}</text>")), "{tokens}");
     }
+    for part in ["weights 1.89 GiB", "window KV 400.00 MiB", "KV blocks 11.25 GiB"] {
+        assert!(svg.contains(&format!(">{part}</text>")), "{part}");
+    }
     assert!(svg.contains("prefers-color-scheme: dark"));
     // Devices 0 to 15 hold the same of what is counted, so they share one bar.
     assert_eq!(svg.matches("<title>weights: ").count(), 1);
     let misfit = estimate::svg(&seed(&["target.memory_budget=0.1"]).estimate(), "none");
     assert_eq!(well_formed(&misfit), Ok(()));
-    assert!(!misfit.contains("KV blocks:"));
+    assert!(!misfit.contains("KV blocks:") && misfit.contains(">KV blocks 0 B</text>"), "{misfit}");
 }
 
 /// Whether every element of an XML text is closed by its own end tag and no text holds a bare `<` or `&`.

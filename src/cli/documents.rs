@@ -333,6 +333,9 @@ pub struct ExplainDocument {
     pub all_blocks: u64,
     /// Bytes of these blocks on every device.
     pub block_bytes: u64,
+    /// Blocks that the file was set to (`radpack set-kv-blocks`), for all requests together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set_blocks: Option<u64>,
     /// Tokens that a sequence can still get.
     pub left: u64,
 }

@@ -91,9 +91,11 @@ pub fn svg(e: &Estimate, title: &str) -> String {
     draw.out
 }
 
-/// What a segment stands for, in the order of bars.
+/// What a segment stands for, in the order of bars, and how large it is on the device that decides.
 struct Legend {
     names: Vec<String>,
+    sizes: Vec<u64>,
+    blocks: u64,
 }
 
 impl Legend {
@@ -104,7 +106,10 @@ impl Legend {
                 names.push(term.name.clone());
             }
         }
-        Legend { names }
+        let decisive = e.decisive().map(|d| d.terms.as_slice()).unwrap_or_default();
+        let of = |name: &String| decisive.iter().find(|t| t.name == *name).map_or(0, |t| t.bytes);
+        let sizes = names.iter().map(of).collect();
+        Legend { names, sizes, blocks: block_bytes(e) }
     }
 
     fn colour(&self, name: &str) -> &'static str {
@@ -118,16 +123,25 @@ impl Legend {
     }
 
     fn draw(&self, out: &mut Drawing, top: f64) {
-        let own = self.names.iter().map(|n| (n.as_str(), Some(self.colour(n))));
-        for (i, (name, colour)) in
-            own.chain([("KV blocks", Some(BLOCKS)), ("not used", None)]).enumerate()
-        {
-            let x = LEFT + 155.0 * (i % 4) as f64;
+        let own = self.names.iter().zip(&self.sizes);
+        let mut items: Vec<(Option<&str>, String)> = own
+            .map(|(name, bytes)| (Some(self.colour(name)), format!("{name} {}", size(*bytes))))
+            .collect();
+        items.push((Some(BLOCKS), format!("KV blocks {}", size(self.blocks))));
+        items.push((None, "reserve, not used".to_owned()));
+        for (i, (colour, text)) in items.iter().enumerate() {
+            let x = LEFT + 157.0 * (i % 4) as f64;
             let y = top + 18.0 * (i / 4) as f64;
-            out.rect(x, y, 11.0, 11.0, colour, None);
-            out.text(x + 16.0, y + 10.0, "ink", name);
+            out.rect(x, y, 11.0, 11.0, *colour, None);
+            out.text(x + 16.0, y + 10.0, "ink", text);
         }
     }
+}
+
+/// Bytes that the blocks take on every device.
+fn block_bytes(e: &Estimate) -> u64 {
+    let left = e.decisive().map_or(0, |d| u64::try_from(d.left).unwrap_or(0));
+    if e.blocks == 0 { 0 } else { left.saturating_sub(e.left_over) }
 }
 
 /// One bar: what is reserved, every term, blocks, and what is left of the whole memory.
@@ -151,9 +165,8 @@ fn device_row(out: &mut Drawing, e: &Estimate, run: &[DeviceSum], top: f64, lege
         out.rect(x, top, wide(term.bytes), BAR, Some(legend.colour(&term.name)), Some(&tip));
         x += wide(term.bytes);
     }
-    let left = e.decisive().map_or(0, |d| u64::try_from(d.left).unwrap_or(0));
-    let blocks = left.saturating_sub(e.left_over);
-    if blocks > 0 && e.blocks > 0 {
+    let blocks = block_bytes(e);
+    if blocks > 0 {
         let tip = format!("{} KV blocks: {}", count(e.blocks), size(blocks));
         out.rect(x, top, wide(blocks), BAR, Some(BLOCKS), Some(&tip));
     }

@@ -243,11 +243,10 @@ pub fn check(artifact: &Artifact, manifest: Option<&Manifest>) -> Problems {
                     }
                 }
                 let kv = &summary.kv;
-                if kv.blocks.is_some_and(|n| n == 0 || n > kv.full_blocks) {
+                if let Some(n) = kv.blocks.filter(|n| *n < kv.min_blocks || *n > kv.full_blocks) {
                     say(format!(
-                        "the manifest sets {} cache blocks; 1 to {} are of use",
-                        kv.blocks.unwrap_or(0),
-                        kv.full_blocks
+                        "the manifest sets {n} cache blocks, the programs work with {} to {}",
+                        kv.min_blocks, kv.full_blocks
                     ));
                 }
                 for tensor in &programs.kv {
