@@ -615,7 +615,7 @@ fn well_formed(text: &str) -> Result<(), String> {
         }
         let end = rest[at..].find('>').ok_or("a tag without end")? + at;
         let tag = &rest[at + 1..end];
-        if tag.matches('"').count() % 2 != 0 || tag.contains('<') {
+        if !tag.matches('"').count().is_multiple_of(2) || tag.contains('<') {
             return Err(format!("a torn tag <{tag}>"));
         }
         if let Some(name) = tag.strip_prefix('/') {
