@@ -9,12 +9,15 @@
 //! | write, read and verify the file | [`artifact`] | `Artifact` |
 //! | count the cache | [`estimate`] | `Estimate` |
 //! | run the programs | [`runtime`] | `Engine` |
+//! | tell two files apart | [`diff`] | `Difference` |
 //!
 //! Foundation under all stages: [`tensor`], [`num`], [`diag`], [`model`]. `docs/architecture.md` has the whole map.
 
 pub mod artifact;
+pub mod card;
 pub mod checkpoint;
 pub mod diag;
+pub mod diff;
 pub mod estimate;
 pub mod export;
 pub mod graph;

@@ -3,145 +3,18 @@
 mod checkpoint_support;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 
-use checkpoint_support::{Model, Tensor, e2m1, e4m3, file};
+use checkpoint_support::quantized::{
+    Golden, as_bf16, checkpoint, decoded, f32s, golden, keeps_exactly, kept_values, of, planes,
+    weight,
+};
+use checkpoint_support::{Model, Tensor, e4m3, file};
 use half::bf16;
 use proptest::prelude::*;
 use radpack::checkpoint::Checkpoint;
-use radpack::model::{self, Weight};
-use radpack::quantize::{Decoder, PlaneSlice};
-use radpack::tensor::{DType, PlaneLayout};
-use safetensors::SafeTensors;
-use testkit::proofs::{ct_format, modelopt_format, proved_each, proved_one};
-
-/// Type, shape and bytes by name.
-type Golden = BTreeMap<String, (&'static str, Vec<u64>, Vec<u8>)>;
-
-const DTYPES: [&str; 9] = ["U8", "I8", "F8_E4M3", "F8_E8M0", "BF16", "F16", "F32", "I32", "I64"];
-
-fn golden(file: &str) -> Golden {
-    let path = format!("{}/fixtures/quant-sources/{file}.safetensors", env!("CARGO_MANIFEST_DIR"));
-    let bytes = fs::read(path).expect("the fixture");
-    let all = SafeTensors::deserialize(&bytes).expect("safetensors");
-    all.iter()
-        .map(|(name, view)| {
-            let found = view.dtype().to_string();
-            let dtype = DTYPES.into_iter().find(|d| *d == found);
-            let dtype = dtype.unwrap_or_else(|| panic!("{name}: {found}"));
-            let shape = view.shape().iter().map(|&n| n as u64).collect();
-            (name.to_owned(), (dtype, shape, view.data().to_vec()))
-        })
-        .collect()
-}
-
-/// A checkpoint of the tensors under `prefix`, except those named; `config` is its quantization_config.
-fn checkpoint(all: &Golden, prefix: &str, except: &[&str], config: &str) -> (Model, Checkpoint) {
-    let tensors: Vec<Tensor> = all
-        .iter()
-        .filter_map(|(name, (dtype, shape, bytes))| {
-            let leaf = name.strip_prefix(prefix)?;
-            (!except.contains(&leaf)).then(|| Tensor {
-                name: format!("w.{leaf}"),
-                dtype,
-                shape: shape.clone(),
-                bytes: bytes.clone(),
-            })
-        })
-        .collect();
-    assert!(!tensors.is_empty(), "{prefix}");
-    of(&tensors, config)
-}
-
-fn of(tensors: &[Tensor], config: &str) -> (Model, Checkpoint) {
-    let model = Model::new();
-    model.put("model.safetensors", &file(tensors));
-    if !config.is_empty() {
-        model.put("config.json", format!("{{\"quantization_config\": {config}}}").as_bytes());
-    }
-    let opened = model.opened();
-    if let Err(refusal) = opened.refuse_quantized() {
-        panic!("{refusal}");
-    }
-    (model, opened)
-}
-
-/// The only weight.
-fn weight(checkpoint: &Checkpoint) -> Weight {
-    let table = model::weights_only(None, checkpoint.tensors()).expect("weights");
-    assert_eq!(table.weights.len(), 1, "{:?}", checkpoint.tensors());
-    let mut weight = table.weights[0].clone();
-    weight.stored = checkpoint.stored(&weight);
-    weight
-}
-
-/// Its values, read in blocks of three rows.
-fn decoded(checkpoint: &Checkpoint, weight: &Weight) -> Vec<f32> {
-    let source = checkpoint.source(weight).expect("a source");
-    assert_eq!(source.dtype(), weight.dtype);
-    let (rows, _) = weight.shape.matrix().expect("a matrix");
-    let mut values = Vec::new();
-    for start in (0..rows).step_by(3) {
-        let bytes = source.rows(start..rows.min(start + 3)).expect("rows");
-        match weight.dtype {
-            DType::BF16 => values
-                .extend(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())),
-            DType::F32 => {
-                values.extend(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)))
-            }
-            other => panic!("{other}"),
-        }
-    }
-    values
-}
-
-/// The values as bf16 bits.
-fn as_bf16(values: &[f32]) -> Vec<u16> {
-    values.iter().map(|&v| bf16::from_f32(v).to_bits()).collect()
-}
-
-/// Every plane of a weight that can be kept.
-fn planes(checkpoint: &Checkpoint, weight: &Weight) -> Vec<Vec<u8>> {
-    let source = checkpoint.planes(weight).expect("planes");
-    let stored = weight.stored.as_ref().expect("quantized").planes.as_ref().expect("kept");
-    assert_eq!(**stored, *source.encoding());
-    let (rows, cols) = weight.shape.matrix().expect("a matrix");
-    let mut out = Vec::new();
-    for (n, plane) in source.encoding().planes.iter().enumerate() {
-        let (plane_rows, _) = plane.grid(rows, cols);
-        let mut bytes = Vec::new();
-        let step = if matches!(plane.layout, PlaneLayout::Table { .. }) { plane_rows } else { 3 };
-        for start in (0..plane_rows).step_by(step as usize) {
-            let end = plane_rows.min(start + step);
-            bytes.extend_from_slice(&source.plane_rows(n, start..end).expect("plane rows"));
-        }
-        assert_eq!(bytes.len() as u64, plane.bytes(rows, cols).expect("small"), "{}", plane.role);
-        out.push(bytes);
-    }
-    out
-}
-
-/// What a container reader makes of the kept planes.
-fn kept_values(checkpoint: &Checkpoint, weight: &Weight) -> Vec<f32> {
-    let planes = planes(checkpoint, weight);
-    let encoding = checkpoint.planes(weight).expect("planes").encoding().clone();
-    let (rows, cols) = weight.shape.matrix().expect("a matrix");
-    let decoder = Decoder::new(&encoding, rows, cols).expect("an encoding of the container");
-    let slices: Vec<PlaneSlice<'_>> = planes.iter().map(|p| PlaneSlice::whole(p)).collect();
-    let mut values = vec![0f32; (rows * cols) as usize];
-    decoder.decode(0..rows, &slices, &mut values).expect("decodes");
-    values
-}
-
-/// Kept planes stand for the decoded values, bit for bit.
-fn keeps_exactly(checkpoint: &Checkpoint, weight: &Weight, name: &str) {
-    let (kept, decoded) = (kept_values(checkpoint, weight), decoded(checkpoint, weight));
-    for (at, (k, d)) in kept.iter().zip(&decoded).enumerate() {
-        let k = if weight.dtype == DType::BF16 { bf16::from_f32(*k).to_f32() } else { *k };
-        let same = k.to_bits() == d.to_bits() || (k.is_nan() && d.is_nan());
-        assert!(same, "{name}: element {at}: kept {k:e}, decoded {d:e}");
-    }
-}
+use radpack::model;
+use radpack::tensor::DType;
+use testkit::proofs::{ct_format, proved_each, proved_one};
 
 #[test]
 fn every_format_of_compressed_tensors_decodes_to_its_own_decompression() {
@@ -265,96 +138,16 @@ fn zero_points_packed_down_the_rows_become_rows() {
     keeps_exactly(&unpacked, &same, "unpacked zero points");
 }
 
-fn f32s(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-}
-
-#[test]
-fn every_format_of_modelopt_decodes_by_its_formula() {
-    let all = golden("modelopt");
-    let two = |byte: u8| [e2m1(byte & 15), e2m1(byte >> 4)];
-    let mut compared = Vec::new();
-    let exp = |byte: u8| 2f32.powi(i32::from(byte) - 127);
-    for format in [
-        "edge/fp8_tensor/",
-        "edge/fp8_pc_pt/",
-        "edge/fp8_pb_wo/",
-        "edge/int8_wo/",
-        "edge/int8_block128/",
-        "edge/int4_awq/",
-        "edge/mxfp4/",
-        "edge/mxfp8/",
-        "edge_tame/nvfp4/",
-    ] {
-        let w = &all[&format!("{format}weight")].2;
-        let s = &all[&format!("{format}weight_scale")].2;
-        let want: Vec<f32> = (0..32 * 512usize)
-            .map(|i| {
-                let (r, c) = (i / 512, i % 512);
-                match format {
-                    "edge/fp8_tensor/" => e4m3(w[i]) * f32s(s)[0],
-                    "edge/fp8_pc_pt/" => e4m3(w[i]) * f32s(&s[r * 4..r * 4 + 4])[0],
-                    "edge/fp8_pb_wo/" => e4m3(w[i]) * f32s(&s[c / 128 * 4..c / 128 * 4 + 4])[0],
-                    "edge/int8_wo/" => f32::from(w[i] as i8) * f32s(&s[r * 4..r * 4 + 4])[0],
-                    "edge/int8_block128/" => {
-                        let at = (r * 4 + c / 128) * 2;
-                        let scale = bf16::from_le_bytes([s[at], s[at + 1]]).to_f32();
-                        bf16::from_f32(f32::from(w[i] as i8) * scale).to_f32()
-                    }
-                    "edge/int4_awq/" => {
-                        let nibble = w[r / 2 * 512 + c] >> (r % 2 * 4) & 15;
-                        let code =
-                            if nibble > 7 { f32::from(nibble) - 16.0 } else { f32::from(nibble) };
-                        let at = (r * 4 + c / 128) * 4;
-                        code * f32s(&s[at..at + 4])[0]
-                    }
-                    "edge/mxfp4/" => two(w[i / 2])[i % 2] * exp(s[r * 16 + c / 32]),
-                    "edge/mxfp8/" => e4m3(w[i]) * exp(s[r * 16 + c / 32]),
-                    _ => {
-                        let second = f32s(&all["edge_tame/nvfp4/weight_scale_2"].2)[0];
-                        two(w[i / 2])[i % 2] * e4m3(s[r * 32 + c / 16]) * second
-                    }
-                }
-            })
-            .collect();
-        let (_model, checkpoint) = checkpoint(&all, format, &[], "");
-        let weight = weight(&checkpoint);
-        assert_eq!(weight.shape.extents(), [32, 512], "{format}");
-        let got = decoded(&checkpoint, &weight);
-        let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
-        let differs = got.iter().zip(&want).position(|(a, b)| !same(*a, *b));
-        assert_eq!(differs.map(|i| (i, got[i], want[i])), None, "{format}");
-        keeps_exactly(&checkpoint, &weight, format);
-        compared.push(modelopt_format(format));
-    }
-    proved_each("every_format_of_modelopt_decodes_by_its_formula", compared);
-}
-
-#[test]
-fn awqs_input_factors_are_taken_into_the_columns_and_prevent_keeping() {
-    let all = golden("modelopt");
-    let mut with = all.clone();
-    let factors: Vec<f32> = (0..512).map(|c| 1.0 + c as f32 / 64.0).collect();
-    let bytes = factors.iter().flat_map(|f| f.to_le_bytes()).collect();
-    with.insert("edge/int4_awq/pre_quant_scale".into(), ("F32", vec![512], bytes));
-    let (_a, plain) = checkpoint(&all, "edge/int4_awq/", &[], "");
-    let (_b, smoothed) = checkpoint(&with, "edge/int4_awq/", &[], "");
-    let (plain_weight, weight) = (weight(&plain), weight(&smoothed));
-    let want: Vec<f32> = decoded(&plain, &plain_weight)
-        .iter()
-        .enumerate()
-        .map(|(i, v)| v * factors[i % 512])
-        .collect();
-    assert_eq!(decoded(&smoothed, &weight), want);
-    let why = weight.stored.expect("quantized").planes.expect_err("not kept");
-    assert_eq!(&*why, "its inputs are scaled column by column (pre_quant_scale)");
+/// One scale a block of 128 × 128, as transformers stores them.
+fn scales_of(all: &Golden) -> Vec<f32> {
+    f32s(&all["hf_finegrained_fp8/normal/weight_scale_inv"].2)
 }
 
 #[test]
 fn fine_grained_fp8_multiplies_by_scale_inv_of_every_type() {
     let all = golden("other");
     let codes = &all["hf_finegrained_fp8/normal/weight"].2;
-    let scales = f32s(&all["hf_finegrained_fp8/normal/weight_scale_inv"].2);
+    let scales = scales_of(&all);
     let (_model, plain) = checkpoint(&all, "hf_finegrained_fp8/normal/", &[], "");
     let fp8 = weight(&plain);
     let want: Vec<f32> =
@@ -372,8 +165,24 @@ fn fine_grained_fp8_multiplies_by_scale_inv_of_every_type() {
         .collect();
     assert_eq!(decoded(&powers, &fp8), want);
     keeps_exactly(&powers, &fp8, "ue8m0");
+
+    let codes = &all["hf_finegrained_fp8/normal/weight"].2;
+    let halves: Vec<bf16> = scales_of(&all).into_iter().map(bf16::from_f32).collect();
+    let mut in_bf16 = all.clone();
+    let bytes = halves.iter().flat_map(|s| s.to_le_bytes()).collect();
+    let inv = "hf_finegrained_fp8/normal/weight_scale_inv";
+    in_bf16.insert(inv.to_owned(), ("BF16", all[inv].1.clone(), bytes));
+    let (_model, short) = checkpoint(&in_bf16, "hf_finegrained_fp8/normal/", &[], "");
+    let fp8 = weight(&short);
+    // The scale's type is that of the values: one rounding of the product, to bf16.
+    let want: Vec<f32> = (0..128 * 512usize)
+        .map(|i| bf16::from_f32(e4m3(codes[i]) * halves[i % 512 / 128].to_f32()).to_f32())
+        .collect();
+    assert_eq!(decoded(&short, &fp8), want);
+    keeps_exactly(&short, &fp8, "bf16");
+    assert_eq!(short.planes(&fp8).expect("kept").encoding().to_string(), "fp8_e4m3*bf16[128x128]");
     let test = "fine_grained_fp8_multiplies_by_scale_inv_of_every_type";
-    proved_one(test, "transformers fine-grained fp8", 2);
+    proved_one(test, "transformers fine-grained fp8", 3);
 }
 
 #[test]
@@ -539,20 +348,6 @@ fn gpt_oss_experts_decode_with_outputs_as_rows() {
     assert_eq!(as_bf16(&decoded(&checkpoint, &weight)), want);
     keeps_exactly(&checkpoint, &weight, "gpt-oss");
     proved_one("gpt_oss_experts_decode_with_outputs_as_rows", "gpt-oss MXFP4", 1);
-}
-
-#[test]
-fn nvfp4_of_modelopt_and_its_conversion_to_compressed_tensors_are_kept_alike() {
-    let all = golden("other");
-    let (_a, modelopt) = checkpoint(&all, "modelopt_to_ct/in/", &[], "");
-    let (_b, converted) = checkpoint(&all, "modelopt_to_ct/out/", &[], "");
-    assert_eq!(modelopt.unused()[0].0, "w.input_scale");
-    assert_eq!(converted.unused()[0].0, "w.input_global_scale");
-    let (one, other) = (weight(&modelopt), weight(&converted));
-    let (one, other) = (planes(&modelopt, &one), planes(&converted, &other));
-    assert_eq!(one[..2], other[..2]);
-    let (a, b) = (f32s(&one[2])[0], f32s(&other[2])[0]);
-    assert!((a - b).abs() <= a * 2f32.powi(-23), "{a:e} {b:e}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod runtime_support;
 use std::sync::Arc;
 
 use radpack::artifact::Artifact;
-use radpack::graph::Sizes;
+use radpack::graph::{self, Node, Op, Programs, Projection, Sizes, ValueId};
 use radpack::runtime::{ArtifactWeights, Engine, Memory, Placed, Rows, greedy};
 use runtime_support::{Compiled, KEEP, Loaded, Reference, TARGETS, TOLERANCE, difference};
 
@@ -278,4 +278,51 @@ fn what_cannot_run_is_refused_with_its_reason() {
     let full = engine.prefill(0, &[7; 65], &[]).expect_err("a refusal");
     assert_eq!(full.problems[0].message, "all 2 blocks of the cache are in use");
     assert!(engine.prefill(0, &[7; 64], &[]).is_ok(), "what failed gave its blocks back");
+}
+
+/// Every linear layer with one matrix, as lowering writes them.
+fn separated(programs: &mut Programs) -> usize {
+    let mut joined = 0;
+    for program in &mut programs.programs {
+        let nodes = std::mem::take(&mut program.nodes);
+        program.nodes = nodes
+            .into_iter()
+            .flat_map(|node| match &node.op {
+                Op::Linear { projections, activations } => {
+                    joined += projections.len() - 1;
+                    let each = projections.iter().zip(&node.outputs);
+                    let one = |(p, output): (&Projection, &ValueId)| Node {
+                        op: Op::Linear { projections: vec![*p], activations: *activations },
+                        inputs: node.inputs.clone(),
+                        outputs: vec![*output],
+                    };
+                    each.map(one).collect()
+                }
+                _ => vec![node],
+            })
+            .collect();
+    }
+    joined
+}
+
+#[test]
+fn reading_an_operand_once_for_several_matrices_changes_no_bit() {
+    for name in TARGETS {
+        let loaded = Loaded::new(name);
+        let tokens = Reference::of(name).tokens("text.input_ids");
+        for devices in [1, 4] {
+            let logits = |split: bool| {
+                let mut compiled =
+                    loaded.compile(KEEP, &loaded.sizes(), devices, &[0]).expect("it splits");
+                if split {
+                    assert!(separated(&mut compiled.programs) > 0, "{name}");
+                    assert!(graph::verify(&compiled.programs).is_empty(), "{name}");
+                }
+                let mut engine = loaded.engine(compiled);
+                let rows = engine.prefill_all(0, &tokens, &[]).unwrap_or_else(|f| panic!("{f}"));
+                rows.logits.iter().map(|v| v.to_bits()).collect::<Vec<u32>>()
+            };
+            assert!(logits(false) == logits(true), "{name} on {devices}");
+        }
+    }
 }

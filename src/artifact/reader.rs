@@ -151,6 +151,16 @@ impl Artifact {
         self.tables.entries.iter().any(begins)
     }
 
+    /// SHA-256 of the file.
+    pub fn sha256(&self) -> [u8; 32] {
+        super::digests::sha256([self.bytes()])
+    }
+
+    /// Whether another file has the same bytes.
+    pub fn same_bytes(&self, other: &Artifact) -> bool {
+        self.bytes() == other.bytes()
+    }
+
     /// Size of the file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.tables.size

@@ -27,6 +27,8 @@ pub enum Command {
     Validate(Validate),
     /// Show what a .rad file holds.
     Inspect(Inspect),
+    /// Say what two .rad files differ in; exit code 0 if they are equal, 1 if not.
+    Diff(Diff),
     /// Write one entry of a .rad file to disk: a side file's bytes, or a weight's values as f32.
     Extract(Extract),
     /// Say what a request would run: prefill calls, decode programs, padding, cache blocks.
@@ -37,6 +39,8 @@ pub enum Command {
     Eval(Eval),
     /// Answer a prompt by the programs and weights of a .rad file.
     Run(Run),
+    /// Write the model card of a .rad file: a README for a Hugging Face repository.
+    Card(Card),
     /// How many blocks of KV cache fit on the target, and why.
     EstimateKv(EstimateKv),
     /// Set how many blocks of KV cache an engine is to allocate, in a finished .rad file.
@@ -94,8 +98,12 @@ pub struct Convert {
     pub source: String,
     /// The file to write.
     #[arg(short, long, value_name = "OUT.rad", value_hint = ValueHint::FilePath)]
-    #[arg(required_unless_present = "dry_run")]
+    #[arg(required_unless_present_any = ["dry_run", "check"])]
     pub output: Option<PathBuf>,
+    /// Compare this file with what the conversion would write; write nothing.
+    #[arg(long, value_name = "OUT.rad", value_hint = ValueHint::FilePath)]
+    #[arg(conflicts_with_all = ["output", "dry_run", "reuse"])]
+    pub check: Option<PathBuf>,
     /// A draft model whose weights go into the same file under `draft.`: what SOURCE can be.
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
     pub draft_model: Option<String>,
@@ -158,6 +166,58 @@ pub struct Validate {
     /// Common switches.
     #[command(flatten)]
     pub common: Common,
+}
+
+/// `radpack diff`
+#[derive(Debug, Args)]
+pub struct Diff {
+    /// The first file.
+    #[arg(value_name = "A.rad", value_hint = ValueHint::FilePath)]
+    pub a: PathBuf,
+    /// The second file.
+    #[arg(value_name = "B.rad", value_hint = ValueHint::FilePath)]
+    pub b: PathBuf,
+    /// Lines of each part; 0 means all.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub report: usize,
+    /// Print one JSON document on stdout (schemas/ describes it); it has every line.
+    #[arg(long)]
+    pub json: bool,
+    /// Worker threads; 0 means one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
+}
+
+/// `radpack card`
+#[derive(Debug, Args)]
+pub struct Card {
+    /// The file.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Where the card goes; absent, standard output.
+    #[arg(short, long, value_name = "README.md", value_hint = ValueHint::FilePath)]
+    pub output: Option<PathBuf>,
+    /// What `radpack eval --json` printed for this file; may be given several times.
+    #[arg(long = "eval", value_name = "FILE.json", value_hint = ValueHint::FilePath)]
+    pub evals: Vec<PathBuf>,
+    /// What `radpack estimate-kv --json` printed.
+    #[arg(long, value_name = "FILE.json", value_hint = ValueHint::FilePath)]
+    pub estimate: Option<PathBuf>,
+    /// Heading [default: the file's name].
+    #[arg(long, value_name = "TEXT")]
+    pub title: Option<String>,
+    /// License as the hub spells it [default: that of the source's README].
+    #[arg(long, value_name = "ID")]
+    pub license: Option<String>,
+    /// Repository of the weights [default: the hub repository that was converted].
+    #[arg(long, value_name = "ORG/NAME")]
+    pub base_model: Option<String>,
+    /// A minijinja template in place of the built-in one.
+    #[arg(long, value_name = "FILE.jinja", value_hint = ValueHint::FilePath)]
+    pub template: Option<PathBuf>,
+    /// Print what a template can name, as JSON, instead of a card.
+    #[arg(long, conflicts_with = "template")]
+    pub facts: bool,
 }
 
 /// `radpack inspect`

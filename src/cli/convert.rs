@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use radpack::artifact::digests;
 use radpack::artifact::errors::WeightError;
+use radpack::artifact::verify::{Options as VerifyOptions, verify};
+use radpack::artifact::{digests, layout as names};
 use radpack::checkpoint::Extent;
 use radpack::diag::{Failure, FailureKind, Result, count, list, size};
 use radpack::model::{ModelSpec, Origin};
@@ -32,6 +33,9 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
     if args.dry_run {
         dry_run(args, &plan, output)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(file) = &args.check {
+        return check(args, &plan, file, output);
     }
     let Some(out) = &args.output else {
         return Err(Failure::plain(FailureKind::Usage, "an output is needed: -o OUT.rad"));
@@ -76,6 +80,44 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         out.display()
     );
     output.text(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a file is what the plan would write: sound by itself, and equal in all that the plan derives.
+fn check(args: &Convert, plan: &Plan, file: &Path, output: &Output) -> Result<ExitCode> {
+    let artifact = super::inspect::open(file)?;
+    let threads = request::threads(&args.common);
+    let mut findings =
+        request::pool(threads)?.install(|| verify(&artifact, VerifyOptions::default()).faults);
+    let mut compared = None;
+    if findings.is_empty() {
+        let bars = Bars::new(plan.sources.bytes(), plan.assignment.total.source_bytes);
+        let options =
+            ConvertOptions { threads, progress: &bars, cancelled: request::stop_on_signals() };
+        let comparison = pipeline::compare(plan, &artifact, file, options);
+        bars.finish();
+        let comparison = comparison?;
+        findings.extend(comparison.findings.iter().cloned());
+        compared = Some(comparison);
+    }
+    if !findings.is_empty() {
+        let headline = format!("{} is not what this conversion writes", file.display());
+        let closing = compared.is_none().then(|| "the source was not compared".to_owned());
+        return Err(Failure { kind: FailureKind::Invalid, headline, problems: findings, closing });
+    }
+    if output.json() {
+        let mut document = document(plan, true, Some(file), &BTreeMap::new());
+        document.digest = artifact.meta_text(names::DIGEST_KEY).map(|t| t.to_string());
+        output.document(&document)?;
+    } else {
+        let weights = compared.map_or(0, |c| c.weights);
+        output.text(&format!(
+            "same      {} is what this conversion writes: {} weights and every other byte, {}\n",
+            file.display(),
+            count(weights as u64),
+            size(artifact.file_bytes())
+        ))?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

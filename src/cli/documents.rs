@@ -553,6 +553,8 @@ pub struct EvalDocument {
     pub schema: &'static str,
     /// The file.
     pub file: String,
+    /// Digest of all its entries, which says of which artifact these figures are.
+    pub digest: Option<String>,
     /// What it was measured against.
     pub reference: String,
     /// Most tokens that were run together.
@@ -603,6 +605,67 @@ impl ScoreDocument {
     }
 }
 
+/// `radpack diff`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DiffDocument {
+    /// `radpack.diff`
+    pub schema: &'static str,
+    /// The first file.
+    pub a: String,
+    /// The second file.
+    pub b: String,
+    /// Whether the files are equal byte for byte.
+    pub equal: bool,
+    /// Bytes of both files.
+    pub file_bytes: [u64; 2],
+    /// Keys of the recipes.
+    pub recipe: Vec<ChangeDocument>,
+    /// Repository, revision and files of the source.
+    pub source: Vec<ChangeDocument>,
+    /// What the model is, and what else the manifests say.
+    pub model: Vec<ChangeDocument>,
+    /// Weights that both files have and that are equal.
+    pub equal_weights: usize,
+    /// Weights that both files have and that differ.
+    pub changed_weights: Vec<ChangedWeightDocument>,
+    /// Weights that only the first file has.
+    pub weights_only_in_a: Vec<String>,
+    /// Weights that only the second file has.
+    pub weights_only_in_b: Vec<String>,
+    /// Sizes and programs.
+    pub graphs: Vec<ChangeDocument>,
+    /// Digests of side files, by path.
+    pub files: Vec<ChangeDocument>,
+    /// Devices and the bytes of weights on each.
+    pub memory: Vec<ChangeDocument>,
+    /// Rows of the container's metadata.
+    pub metadata: Vec<ChangeDocument>,
+}
+
+/// A key whose value differs.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ChangeDocument {
+    /// Path of the key.
+    pub path: String,
+    /// The first file's value; null where it has none.
+    pub a: Option<serde_json::Value>,
+    /// The second file's.
+    pub b: Option<serde_json::Value>,
+}
+
+/// A weight that differs.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ChangedWeightDocument {
+    /// Its name.
+    pub name: String,
+    /// Its planes in both files.
+    pub encodings: [String; 2],
+    /// Its shape in both files.
+    pub shapes: [Vec<u64>; 2],
+    /// ‖a − b‖ / ‖a‖ of the decoded values; null where they cannot be compared.
+    pub distance: Option<f64>,
+}
+
 /// `radpack run`
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RunDocument {
@@ -643,6 +706,7 @@ mod tests {
         check::<ConvertDocument>("convert");
         check::<ValidateDocument>("validate");
         check::<InspectDocument>("inspect");
+        check::<DiffDocument>("diff");
         check::<RecipesDocument>("recipes");
         check::<ExportDocument>("export");
         check::<ExplainDocument>("explain");

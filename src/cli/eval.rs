@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use radpack::artifact::layout as names;
 use radpack::checkpoint::Extent;
 use radpack::diag::{Failure, FailureKind, Result, count};
 use radpack::pipeline::{self, Plan, Sources};
@@ -46,6 +47,7 @@ pub fn run(args: &Eval, output: &Output) -> Result<ExitCode> {
         output.document(&EvalDocument {
             schema: "radpack.eval",
             file: args.file.display().to_string(),
+            digest: artifact.meta_text(names::DIGEST_KEY).map(|t| t.to_string()),
             reference: args.reference.clone(),
             window: args.window,
             overall: ScoreDocument::of(&evaluation.overall),

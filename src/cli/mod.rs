@@ -1,9 +1,11 @@
 //! The command line: typed arguments in, library calls, results on stdout, everything else on stderr.
 
 mod args;
+mod card;
 mod completions;
 mod convert;
 mod devices;
+mod diff;
 mod documents;
 mod estimate;
 mod eval;
@@ -52,6 +54,7 @@ fn json_wanted(command: &Command) -> bool {
         Command::Convert(a) => a.common.json,
         Command::Validate(a) => a.common.json,
         Command::Inspect(a) => a.json,
+        Command::Diff(a) => a.json,
         Command::Export(a) => a.json,
         Command::Explain(a) => a.json,
         Command::Eval(a) => a.json,
@@ -59,7 +62,7 @@ fn json_wanted(command: &Command) -> bool {
         Command::EstimateKv(a) => a.json,
         Command::SetKvBlocks(a) => a.json,
         Command::Recipes(a) => a.json,
-        Command::Extract(_) | Command::Completions(_) => false,
+        Command::Card(_) | Command::Extract(_) | Command::Completions(_) => false,
     }
 }
 
@@ -68,6 +71,8 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Convert(args) => convert::run(args, output),
         Command::Validate(args) => validate::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
+        Command::Diff(args) => diff::run(args, output),
+        Command::Card(args) => card::run(args, output),
         Command::Extract(args) => extract::run(args, output),
         Command::Explain(args) => explain::run(args, output),
         Command::Export(args) => export::run(args, output),

@@ -1,12 +1,31 @@
 //! Where text goes: results to stdout, diagnostics to stderr. A closed pipe is no error.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use radpack::diag::{Diagnostic, Failure, Result, Style, render_failure, render_warning};
 use serde::Serialize;
 
 use super::documents::FailureDocument;
+
+/// Puts a file of these bytes under a name, at once: an older one stays until the new one is complete.
+///
+/// # Errors
+/// An I/O failure; nothing is left behind.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let fail = |e: io::Error| Failure::io("write", path, &e);
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut partial = tempfile::NamedTempFile::new_in(folder).map_err(fail)?;
+    partial.write_all(bytes).map_err(fail)?;
+    partial.as_file().sync_all().map_err(fail)?;
+    // A temporary file is private; what a command writes is an ordinary file.
+    let ordinary = std::fs::Permissions::from_mode(0o644);
+    partial.as_file().set_permissions(ordinary).map_err(fail)?;
+    partial.persist(path).map_err(|e| fail(e.error))?;
+    Ok(())
+}
 
 /// Streams and how to write to them.
 pub struct Output {

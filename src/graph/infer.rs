@@ -1,7 +1,9 @@
 //! What an operation makes of its operands: the one place that knows each operation's shapes and how its results lie
 //! over the devices. The builder asks for results, the verifier compares.
 
-use super::ir::{KvLayout, KvPair, KvTensor, Op, ValueType, WeightId, WeightRef, WeightShare};
+use super::ir::{
+    KvLayout, KvPair, KvTensor, Op, Projection, ValueType, WeightId, WeightRef, WeightShare,
+};
 use crate::tensor::{DType, Shape};
 
 /// How a value lies over the devices of its program.
@@ -125,6 +127,19 @@ fn operands<const N: usize>(inputs: &[&ValueType], op: &Op) -> Infer<[ValueType;
         .map_err(|found| format!("{} takes {N} operands, {} are given", op.name(), found.len()))
 }
 
+/// What x becomes in one projection of a linear layer.
+fn projected(x: &ValueType, p: &Projection, c: &Context<'_>) -> Infer<ValueType> {
+    let (rows, cols, matrix) = c.matrix(p.weight)?;
+    need(last(x)? == cols, || format!("x {} meets {} of {} columns", x.shape, matrix.name, cols))?;
+    if let Some(bias) = p.bias {
+        c.vector(bias, rows)?;
+        need(matrix.share != WeightShare::Cols, || {
+            format!("{} gives partial sums, so a bias would be added on every device", matrix.name)
+        })?;
+    }
+    Ok(with_last(x, rows))
+}
+
 /// Types of the results. `wanted` is the result's shape where the operation does not fix it (reshape, columns).
 ///
 /// # Errors
@@ -147,23 +162,11 @@ pub(super) fn infer(
             // The table's own type says nothing about the program's: callers state it.
             Ok(vec![ValueType { dtype: DType::F32, shape: Shape::new(extents) }])
         }
-        Op::Linear { weight, bias, .. } => {
+        Op::Linear { projections, .. } => {
             let [x] = operands(inputs, op)?;
             float(&x, "x")?;
-            let (rows, cols, matrix) = c.matrix(*weight)?;
-            need(last(&x)? == cols, || {
-                format!("x {} meets {} of {} columns", x.shape, matrix.name, cols)
-            })?;
-            if let Some(bias) = bias {
-                c.vector(*bias, rows)?;
-                need(matrix.share != WeightShare::Cols, || {
-                    format!(
-                        "{} gives partial sums, so a bias would be added on every device",
-                        matrix.name
-                    )
-                })?;
-            }
-            Ok(vec![with_last(&x, rows)])
+            need(!projections.is_empty(), || "no matrix".to_owned())?;
+            projections.iter().map(|p| projected(&x, p, c)).collect()
         }
         Op::RmsNorm { weight, .. } => {
             let [x] = operands(inputs, op)?;
@@ -518,12 +521,21 @@ pub(super) fn spread(op: &Op, inputs: &[Spread], c: &Context<'_>) -> Infer<Sprea
                 other => Err(format!("a table cut as {other:?}")),
             }
         }
-        Op::Linear { weight, .. } => match share(weight)? {
-            WeightShare::Whole => all(Spread::Equal),
-            WeightShare::Rows => all(Spread::Equal).map(|_| Spread::Parts),
-            WeightShare::Cols => all(Spread::Parts).map(|_| Spread::Partial),
-            WeightShare::Expert => Err("an expert outside of `experts`".to_owned()),
-        },
+        Op::Linear { projections, .. } => {
+            let shares: Infer<Vec<WeightShare>> =
+                projections.iter().map(|p| share(&p.weight)).collect();
+            let shares = shares?;
+            let first = shares.first().copied().unwrap_or(WeightShare::Whole);
+            need(shares.iter().all(|s| *s == first), || {
+                format!("the matrices of one operation lie as {shares:?}, all have to lie alike")
+            })?;
+            match first {
+                WeightShare::Whole => all(Spread::Equal),
+                WeightShare::Rows => all(Spread::Equal).map(|_| Spread::Parts),
+                WeightShare::Cols => all(Spread::Parts).map(|_| Spread::Partial),
+                WeightShare::Expert => Err("an expert outside of `experts`".to_owned()),
+            }
+        }
         Op::OrderedHead { head, ordering, .. } => {
             all(Spread::Equal)?;
             unbroken(vec![*ordering])?;

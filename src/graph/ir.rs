@@ -200,6 +200,15 @@ pub enum OwnRows {
     Image,
 }
 
+/// A matrix of a linear layer, with what is added to its products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Projection {
+    /// Matrix `[rows, columns]`.
+    pub weight: WeightId,
+    /// Vector `[rows]`.
+    pub bias: Option<WeightId>,
+}
+
 /// What a node does. `b` is the batch, `q` the rows of a sequence, `h` heads, `d` the width of a head, `H` the width of
 /// the residual stream; operands are listed in order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -213,13 +222,12 @@ pub enum Op {
         /// Factor.
         scale: f64,
     },
-    /// `x Wᵀ + bias` over the last axis. Operand: x `[…, columns]`. Result `[…, rows]`.
+    /// `x Wᵀ + bias` over the last axis, for every projection: x is read (and rounded) once for all of them. Operand: x
+    /// `[…, columns]`. Results: `[…, rows]` of each.
     Linear {
-        /// Matrix `[rows, columns]`.
-        weight: WeightId,
-        /// Vector `[rows]`.
-        bias: Option<WeightId>,
-        /// How x is rounded before the product; in the program's own type if nothing is said.
+        /// What x is multiplied with, one or more.
+        projections: Vec<Projection>,
+        /// How x is rounded before the products; in the program's own type if nothing is said.
         activations: Option<Activations>,
     },
     /// `x / sqrt(mean(x²) + eps) · w` over the last axis; without a weight no factor, with `one_plus` the factor
@@ -463,7 +471,10 @@ impl Op {
         let some = |w: &Option<WeightId>| w.iter().copied().collect::<Vec<_>>();
         match self {
             Op::Embed { table, .. } | Op::EmbedAxes { table, .. } => vec![*table],
-            Op::Linear { weight, bias, .. } => [vec![*weight], some(bias)].concat(),
+            Op::Linear { projections, .. } => {
+                let each = projections.iter();
+                each.flat_map(|p| [vec![p.weight], some(&p.bias)].concat()).collect()
+            }
             Op::RmsNorm { weight, .. } => some(weight),
             Op::LayerNorm { weight, bias, .. } => [vec![*weight], some(bias)].concat(),
             Op::ScaleBy { weight } | Op::Shift { weight, .. } => vec![*weight],

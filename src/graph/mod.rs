@@ -9,6 +9,7 @@
 //! that picks among them; the inputs are those of optimum-rbln 0.11.2, by name and order.
 
 mod build;
+mod fuse;
 mod infer;
 pub mod ir;
 mod lower;
@@ -25,7 +26,7 @@ pub mod wire;
 pub use infer::Spread;
 pub use ir::{
     KvId, KvLayout, KvPair, KvTensor, Node, Op, OwnRows, Port, Program, ProgramKind, Programs,
-    ValueId, ValueType, WeightId, WeightRef, WeightShare,
+    Projection, ValueId, ValueType, WeightId, WeightRef, WeightShare,
 };
 pub use lower::{Shard, Shards, compile};
 pub use memory::{ALIGN, Arena, arena};

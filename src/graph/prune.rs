@@ -77,9 +77,11 @@ pub(super) fn prune(program: &mut Program) {
 fn for_each_weight(op: &mut Op, mut f: impl FnMut(&mut WeightId)) {
     match op {
         Op::Embed { table, .. } | Op::EmbedAxes { table, .. } => f(table),
-        Op::Linear { weight, bias, .. } => {
-            f(weight);
-            bias.iter_mut().for_each(f);
+        Op::Linear { projections, .. } => {
+            for projection in projections {
+                f(&mut projection.weight);
+                projection.bias.iter_mut().for_each(&mut f);
+            }
         }
         Op::RmsNorm { weight, .. } => weight.iter_mut().for_each(f),
         Op::LayerNorm { weight, bias, .. } => {

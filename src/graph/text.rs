@@ -81,9 +81,12 @@ impl Text<'_> {
                 put(self.weight(*table));
                 put(format!("scale {scale}"));
             }
-            Op::Linear { weight, bias, activations } => {
-                put(self.weight(*weight));
-                bias.iter().for_each(|b| put(format!("+ {}", self.weight(*b))));
+            Op::Linear { projections, activations } => {
+                let each = projections.iter().map(|p| {
+                    let bias = p.bias.map(|b| format!(" + {}", self.weight(b)));
+                    self.weight(p.weight) + &bias.unwrap_or_default()
+                });
+                put(each.collect::<Vec<String>>().join(", "));
                 activations.iter().for_each(|a| put(format!("activations {}", a.name())));
             }
             Op::RmsNorm { weight, eps, one_plus } => {

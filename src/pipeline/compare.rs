@@ -122,18 +122,16 @@ fn set_blocks(artifact: &Artifact, planned: &mut manifest::Manifest) {
 fn directory(plan: &Plan, artifact: &Artifact, weights: &Weights<'_>) -> Vec<Diagnostic> {
     let mut missing = Vec::new();
     let mut findings = Vec::new();
+    // A recipe other than the file's changes many weights alike: one line for all of them.
+    let mut others: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();
     for (assigned, weight) in plan.assignment.stored(&plan.table) {
         let Some(entry) = weights.get(&weight.name) else {
             missing.push(weight.name.clone());
             continue;
         };
         if *entry.encoding() != *assigned.encoding {
-            findings.push(finding(format!(
-                "{} is stored as {}, the source under the recipe gives {}",
-                weight.name,
-                entry.encoding(),
-                assigned.encoding
-            )));
+            let pair = (entry.encoding().to_string(), assigned.encoding.to_string());
+            others.entry(pair).or_default().push(&weight.name);
         } else if entry.shape().matrix() != weight.shape.matrix() {
             findings.push(finding(format!(
                 "{} has shape {} in the file, {} in the source",
@@ -143,6 +141,18 @@ fn directory(plan: &Plan, artifact: &Artifact, weights: &Weights<'_>) -> Vec<Dia
             )));
         }
     }
+    findings.extend(others.into_iter().map(|((stored, planned), names)| {
+        let which = match names[..] {
+            [one] => format!("{one} is"),
+            _ => format!("{} weights are", names.len()),
+        };
+        let mut what =
+            format!("{which} stored as {stored}, the source under the recipe gives {planned}");
+        if names.len() > 1 {
+            what.push_str(&format!(": {}", crate::diag::list(&names, 5)));
+        }
+        finding(what)
+    }));
     let planned: std::collections::BTreeSet<&str> =
         (0..plan.layout.entries()).filter_map(|e| plan.layout.name(e)).collect();
     let extra: Vec<String> = artifact
@@ -274,9 +284,16 @@ fn files(plan: &Plan, artifact: &Artifact, hashes: &[FileDigest]) -> Result<Vec<
     for file in &plan.sources.side_files() {
         let bytes = plan.sources.read_side_file(file)?;
         let name = format!("{}{}", names::FILE_PREFIX, file.path);
-        let stored = artifact.find(&name).map(|e| e.plane(0)).unwrap_or_default();
-        if stored != bytes {
-            findings.push(finding(format!("{} differs from the source's", file.path)));
+        match artifact.find(&name) {
+            None if bytes.is_empty() => {}
+            None => findings.push(finding(format!(
+                "{} is a side file of the source, and the file does not hold it",
+                file.path
+            ))),
+            Some(entry) if entry.plane(0) != bytes => {
+                findings.push(finding(format!("{} differs from the source's", file.path)));
+            }
+            Some(_) => {}
         }
     }
     let manifest = match artifact.find(names::MANIFEST_ENTRY) {

@@ -159,6 +159,13 @@ pub struct ErrorSum {
 }
 
 impl ErrorSum {
+    /// Adds one row of finite values and what stands for them.
+    pub fn add_row(&mut self, values: &[f32], decoded: &[f32]) {
+        let mut lanes = Lanes::ZERO;
+        lanes.add_row(values, decoded);
+        self.add_lanes(&lanes);
+    }
+
     pub(super) fn add_lanes(&mut self, lanes: &Lanes) {
         self.error.add(tree(lanes.error));
         self.squared.add(tree(lanes.squared));

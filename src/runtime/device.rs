@@ -10,7 +10,8 @@ use super::weights::Store;
 use super::{rope, rows::best};
 use crate::diag::{Failure, Result};
 use crate::graph::{
-    KvId, KvPair, Node, Op, Program, Programs, ValueId, WeightId, WeightRef, WeightShare,
+    KvId, KvPair, Node, Op, Program, Programs, Projection, ValueId, WeightId, WeightRef,
+    WeightShare,
 };
 use crate::model::Activation;
 
@@ -181,6 +182,11 @@ impl Run<'_> {
                 let (rows, held) = rows::pool(&x, &at, &padding, side)?;
                 Ok(vec![rows, held])
             }
+            Op::Linear { projections, .. } => {
+                let x = self.value(node, 0)?;
+                let each = projections.iter().map(|p| self.projected(x, p));
+                Ok(each.collect::<Result<_>>()?)
+            }
             op => one(self.compute(node, op)),
         }
     }
@@ -190,13 +196,6 @@ impl Run<'_> {
         let x = self.value(node, 0)?;
         match op {
             Op::Embed { table, scale } => self.embed(x, self.weight(*table)?, *scale),
-            Op::Linear { weight, bias, .. } => {
-                let y = self.linear(x, self.weight(*weight)?)?;
-                match bias {
-                    Some(bias) => rows::with_vector(&y, &self.vector(*bias)?, |v, b| v + b),
-                    None => Ok(y),
-                }
-            }
             Op::RmsNorm { weight, eps, one_plus } => {
                 let weight = weight.map(|id| self.vector(id)).transpose()?;
                 rows::rms_norm(x, weight.as_ref().map(|w| w.as_slice()), *eps, *one_plus)
@@ -306,6 +305,7 @@ impl Run<'_> {
             | Op::AllGather { .. }
             | Op::KvWrite { .. }
             | Op::WindowWrite { .. }
+            | Op::Linear { .. }
             | Op::Route { .. }
             | Op::PoolPatches { .. } => Err(fault("an operation with other results")),
         }
@@ -356,6 +356,14 @@ impl Run<'_> {
         let mut shape = ids.shape().to_vec();
         shape.push(columns);
         Value::floats(shape, data)
+    }
+
+    fn projected(&self, x: &Value, projection: &Projection) -> Result<Value> {
+        let y = self.linear(x, self.weight(projection.weight)?)?;
+        match projection.bias {
+            Some(bias) => rows::with_vector(&y, &self.vector(bias)?, |v, b| v + b),
+            None => Ok(y),
+        }
     }
 
     fn linear(&self, x: &Value, weight: &WeightRef) -> Result<Value> {

@@ -1,6 +1,8 @@
 //! Builders of checkpoint files for the tests of `radpack::checkpoint`.
 #![allow(dead_code)] // each test binary uses its own part
 
+pub mod quantized;
+
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -20,6 +20,15 @@ pub fn radpack(given: Option<PathBuf>) -> Result<PathBuf> {
     Ok(testkit::target().join("release/radpack").with_extension(std::env::consts::EXE_EXTENSION))
 }
 
+/// Names of the built-in recipes.
+pub fn recipes(bin: &Path) -> Result<Vec<String>> {
+    let text = output(Command::new(bin).args(["recipes", "list", "--json"]))?;
+    let list: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    let names = list["recipes"].as_array().into_iter().flatten();
+    let names: Vec<String> = names.filter_map(|r| r["name"].as_str()).map(str::to_owned).collect();
+    if names.is_empty() { Err("no recipe is built in".to_owned()) } else { Ok(names) }
+}
+
 /// Runs a program to its end with inherited output; a failing one is an error that shows the command.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().map_err(|e| format!("{}: {e}", shown(command)))?;

@@ -11,8 +11,6 @@ use crate::{Result, build};
 
 const MODEL: &str = "tiny-gemma4-dense";
 
-const RECIPES: [&str; 5] = ["bf16", "int8-g128", "w8a16", "nvfp4", "fp8-block"];
-
 /// One way to run the same conversion.
 struct Case {
     /// Column heading.
@@ -42,17 +40,17 @@ pub fn run(bin: Option<PathBuf>) -> Result<()> {
     for (kernel, needs) in missing_kernels() {
         println!("  {kernel:8}  skipped: this machine has no {needs}");
     }
-    print!("\n{:10}", "recipe");
+    print!("\n{:22}", "recipe");
     for case in &cases {
         print!("  {:8}", case.name);
     }
     println!("  sha256");
 
     let mut problems = Vec::new();
-    for recipe in RECIPES {
+    for recipe in &build::recipes(&bin)? {
         let digests: Vec<Result<String>> =
             cases.iter().map(|case| convert(&bin, &scratch, case, recipe)).collect();
-        print!("{recipe:10}");
+        print!("{recipe:22}");
         for digest in &digests {
             print!("  {:8}", digest.as_ref().map_or("failed", |d| &d[..8]));
         }
@@ -165,7 +163,7 @@ fn backdate(folder: &Path) -> Result<()> {
 fn convert(bin: &Path, scratch: &Path, case: &Case, recipe: &str) -> Result<String> {
     let folder = scratch.join("out").join(case.name);
     fs::create_dir_all(&folder).map_err(testkit::at(&folder))?;
-    let out = folder.join(format!("{recipe}.rad"));
+    let out = folder.join(format!("{}.rad", recipe.replace('/', "-")));
     let mut radpack = Command::new(bin);
     radpack.arg("convert").arg(&case.source).arg("-o").arg(&out).args(["--recipe", recipe]);
     radpack.args(["--threads", &case.threads.to_string()]);

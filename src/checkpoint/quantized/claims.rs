@@ -4,6 +4,7 @@
 use regex::Regex;
 use serde_json::Value;
 
+use crate::checkpoint::safetensors::quoted;
 use crate::diag::{Diagnostic, Problems};
 
 /// Methods whose tensors are read, as `quant_method` spells them.
@@ -32,20 +33,28 @@ const FORMATS: [&str; 9] = [
     "mixed-precision",
 ];
 
-/// Algorithms of ModelOpt whose tensors are read, in upper case.
-const ALGORITHMS: [&str; 11] = [
-    "FP8",
-    "FP8_PER_CHANNEL_PER_TOKEN",
-    "FP8_PB_WO",
-    "W4A16_AWQ",
-    "W8A16",
-    "NVFP4",
-    "W4A16_NVFP4",
-    "NVFP4_AWQ",
-    "MXFP4",
-    "MXFP8",
-    "MIXED_PRECISION",
+/// Algorithms of ModelOpt whose tensors are read, in upper case, with the bits of their codes.
+const ALGORITHMS: [(&str, u64); 10] = [
+    ("FP8", 8),
+    ("FP8_PER_CHANNEL_PER_TOKEN", 8),
+    ("FP8_PB_WO", 8),
+    ("W4A16_AWQ", 4),
+    ("W8A16", 8),
+    ("NVFP4", 4),
+    ("W4A16_NVFP4", 4),
+    ("NVFP4_AWQ", 4),
+    ("MXFP4", 4),
+    ("MXFP8", 8),
 ];
+
+/// ModelOpt's algorithm of a checkpoint whose `quantized_layers` name one for every module.
+const MIXED: &str = "MIXED_PRECISION";
+
+/// Bits of an algorithm's codes; `None` for one that is not read.
+fn algorithm_bits(algorithm: &str) -> Option<u64> {
+    let upper = algorithm.to_ascii_uppercase();
+    ALGORITHMS.iter().find(|(name, _)| *name == upper).map(|(_, bits)| *bits)
+}
 
 /// The supported methods, for messages.
 pub(super) const SUPPORTED: &str = "read are compressed-tensors (int-quantized, pack-quantized, float-quantized, \
@@ -76,6 +85,12 @@ impl Matcher {
         Regex::new(&format!("^{pattern}$")).map(Matcher::Pattern).ok()
     }
 
+    /// A key of `quantized_layers`: a module or a container of modules, from any wrapper of the model.
+    fn layer(name: &str) -> Option<Matcher> {
+        let name = regex::escape(name);
+        Regex::new(&format!(r"^(?:.*\.)?{name}(?:\..*)?$")).map(Matcher::Pattern).ok()
+    }
+
     fn matches(&self, module: &str) -> bool {
         match self {
             Matcher::Exact(name) => name == module,
@@ -84,7 +99,7 @@ impl Matcher {
     }
 }
 
-/// Arguments of compressed-tensors for the weights of some modules.
+/// Arguments of compressed-tensors, or of an entry of ModelOpt's `quantized_layers`, for the weights of some modules.
 #[derive(Debug)]
 struct Group {
     targets: Vec<Matcher>,
@@ -100,6 +115,8 @@ pub(super) struct Claims {
     pub method: Option<String>,
     groups: Vec<Group>,
     ignore: Vec<Matcher>,
+    /// Whether `quantized_layers` lists every quantized module (the groups then are its entries).
+    listed: bool,
     /// Bits of GPTQ and AWQ.
     pub bits: Option<u64>,
     /// Group size of GPTQ and AWQ.
@@ -177,10 +194,12 @@ impl Claims {
                 }
             }
             _ => {
-                if let Some(algorithm) = text("quant_algo")
-                    && !ALGORITHMS.contains(&algorithm.to_ascii_uppercase().as_str())
-                {
-                    refuse(problems, format!("ModelOpt's algorithm {algorithm} is not read"));
+                if let Some(algorithm) = text("quant_algo") {
+                    if algorithm.eq_ignore_ascii_case(MIXED) {
+                        claims.quantized_layers(block, problems);
+                    } else if algorithm_bits(algorithm).is_none() {
+                        refuse(problems, format!("ModelOpt's algorithm {algorithm} is not read"));
+                    }
                 }
                 if name.starts_with("modelopt") {
                     for key in ["exclude_modules", "ignore"] {
@@ -198,6 +217,30 @@ impl Claims {
         claims.desc_act = block.get("desc_act").and_then(Value::as_bool) == Some(true);
         claims.block = pair(block.get("weight_block_size"));
         claims
+    }
+
+    /// The modules of a mixed checkpoint of ModelOpt, each with its algorithm.
+    fn quantized_layers(&mut self, block: &Value, problems: &mut Problems) {
+        let Some(layers) = block.get("quantized_layers").and_then(Value::as_object) else { return };
+        self.listed = true;
+        for (module, entry) in layers {
+            let algorithm = entry.get("quant_algo").and_then(Value::as_str);
+            let bits = algorithm.and_then(algorithm_bits);
+            if bits.is_none() {
+                let shown = algorithm.unwrap_or("no algorithm");
+                let what = format!(
+                    "`quantized_layers` gives {} {shown}, which is not read",
+                    quoted(module)
+                );
+                problems.push(Diagnostic::new("quantization", what).help(SUPPORTED));
+            }
+            self.groups.push(Group {
+                targets: Matcher::layer(module).into_iter().collect(),
+                bits,
+                group: entry.get("group_size").and_then(Value::as_u64).filter(|g| *g > 0),
+                block: None,
+            });
+        }
     }
 
     fn compressed_tensors(&mut self, block: &Value, problems: &mut Problems) {
@@ -272,8 +315,12 @@ impl Claims {
         self.group(module).and_then(|g| g.block).or(self.block)
     }
 
-    /// Whether the configuration says that the module is not quantized.
-    pub fn ignores(&self, module: &str) -> bool {
-        self.ignore.iter().any(|m| m.matches(module))
+    /// The key of the configuration that says that the module is not quantized.
+    pub fn ignores(&self, module: &str) -> Option<&'static str> {
+        if self.ignore.iter().any(|m| m.matches(module)) {
+            return Some("ignore");
+        }
+        let named = || self.groups.iter().any(|g| g.targets.iter().any(|t| t.matches(module)));
+        (self.listed && !named()).then_some("quantized_layers")
     }
 }

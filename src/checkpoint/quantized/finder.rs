@@ -298,8 +298,9 @@ impl<'a> Finder<'a> {
     pub fn add(&mut self, name: String, shape: Shape, found: Weight<'_>) {
         let module = name.strip_suffix(".weight").unwrap_or(&name).to_owned();
         let main = found.tensors.first().map_or(name.as_str(), |raw| raw.name).to_owned();
-        if self.claims.ignores(&module) {
-            self.wrong(&main, "is quantized, and the configuration's `ignore` says that it is not");
+        if let Some(key) = self.claims.ignores(&module) {
+            let what = format!("is quantized, and the configuration's `{key}` says that it is not");
+            self.wrong(&main, what);
             return;
         }
         let bits = u64::from(found.codes.dtype.bits());

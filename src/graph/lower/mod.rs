@@ -10,9 +10,10 @@ mod vision;
 use std::collections::BTreeMap;
 
 use super::build::Builder;
+use super::fuse::fuse;
 use super::ir::{
-    KvId, KvLayout, KvPair, KvTensor, Op, Program, ProgramKind, Programs, ValueId, WeightId,
-    WeightRef, WeightShare,
+    KvId, KvLayout, KvPair, KvTensor, Op, Program, ProgramKind, Programs, Projection, ValueId,
+    WeightId, WeightRef, WeightShare,
 };
 use super::prune::prune;
 use super::sizes::Sizes;
@@ -153,6 +154,7 @@ pub fn compile(
         }
         if missing.is_empty() {
             let mut program = lowering.b.finish().map_err(internal)?;
+            fuse(&mut program);
             prune(&mut program);
             programs.programs.push(program);
         }
@@ -250,7 +252,8 @@ impl Lowering<'_> {
             return x;
         };
         let bias = bias.then(|| self.weight(&format!("{name}.bias")));
-        self.b.op(Op::Linear { weight, bias, activations }, &[x])
+        let projections = vec![Projection { weight, bias }];
+        self.b.op(Op::Linear { projections, activations }, &[x])
     }
 
     /// A norm with the decoder's numbers; `None` for one without weights.

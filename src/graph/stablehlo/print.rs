@@ -6,7 +6,8 @@ use super::text::{Function, V};
 use super::weights::element;
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
 use crate::graph::ir::{
-    KvLayout, KvPair, KvTensor, Node, Op, Program, Programs, ValueId, WeightId, WeightShare,
+    KvLayout, KvPair, KvTensor, Node, Op, Program, Programs, Projection, ValueId, WeightId,
+    WeightShare,
 };
 use crate::graph::rope::frequencies;
 use crate::model::{Activation, RopeSpec};
@@ -235,17 +236,12 @@ impl Printer<'_> {
         let shape = self.result_shape(node);
         let result = match &node.op {
             Op::Embed { table, scale } => self.embed(*table, *scale, &x, &shape)?,
-            Op::Linear { weight, bias, .. } => {
-                let w = self.matrix(*weight)?;
-                let y = self.product(&x, &w);
-                match bias {
-                    Some(bias) => {
-                        let b = self.vector(*bias)?;
-                        let b = self.along_last(&b, &y.shape);
-                        self.f.binary("add", &y, &b)
-                    }
-                    None => y,
+            Op::Linear { projections, .. } => {
+                for (projection, id) in projections.iter().zip(&node.outputs) {
+                    let y = self.projected(&x, projection)?;
+                    self.set(*id, y);
                 }
+                return Some(());
             }
             Op::RmsNorm { weight, eps, one_plus } => {
                 let square = self.f.binary("multiply", &x, &x);
@@ -404,6 +400,16 @@ impl Printer<'_> {
         };
         self.set(*node.outputs.first()?, result);
         Some(())
+    }
+
+    /// `x Wᵀ + bias` over the last axis.
+    fn projected(&mut self, x: &V, projection: &Projection) -> Option<V> {
+        let w = self.matrix(projection.weight)?;
+        let y = self.product(x, &w);
+        let Some(bias) = projection.bias else { return Some(y) };
+        let b = self.vector(bias)?;
+        let b = self.along_last(&b, &y.shape);
+        Some(self.f.binary("add", &y, &b))
     }
 
     /// `x Wᵀ` over the last axis.

@@ -45,6 +45,7 @@ const SAFETENSORS: &str = "safetensors 0.8.0, and its own reading";
 
 const PACKAGES: &str = "src/quantize/packages/mod.rs";
 const SOURCES: &str = "tests/quant_sources.rs";
+const SOURCES_MODELOPT: &str = "tests/quant_sources_modelopt.rs";
 const GOLDEN: &str = "src/quantize/golden.rs";
 const GGUF: &str = "tests/gguf_sources.rs";
 const EXPORT: &str = "tests/cli_export.rs";
@@ -205,7 +206,7 @@ pub const PROOFS: &[Proof] = &[
         ],
     },
     Proof {
-        file: SOURCES,
+        file: SOURCES_MODELOPT,
         test: "every_format_of_modelopt_decodes_by_its_formula",
         direction: Direction::Read,
         with: MODELOPT,
@@ -222,12 +223,20 @@ pub const PROOFS: &[Proof] = &[
         ],
     },
     Proof {
+        file: SOURCES_MODELOPT,
+        test: "a_mixed_checkpoint_of_modelopt_reads_every_layer_by_its_own_format",
+        direction: Direction::Read,
+        with: MODELOPT,
+        unit: "weights of its files, in one checkpoint",
+        compared: &[("ModelOpt MIXED_PRECISION", 2)],
+    },
+    Proof {
         file: SOURCES,
         test: "fine_grained_fp8_multiplies_by_scale_inv_of_every_type",
         direction: Direction::Read,
         with: TRANSFORMERS,
         unit: "weights of its files, by its formula",
-        compared: &[("transformers fine-grained fp8", 2)],
+        compared: &[("transformers fine-grained fp8", 3)],
     },
     Proof {
         file: SOURCES,

@@ -19,6 +19,7 @@ const STAGES: &[&str] = &[
     "estimate",
     "runtime",
     "export",
+    "diff",
     "card",
 ];
 

@@ -1,4 +1,4 @@
-//! `quality`: what every encoding costs on true f32 weights, and what a search for scales gains.
+//! What every encoding costs on true f32 weights, and what a search for scales gains.
 //!
 //! The weights are the 36 matrices of all-MiniLM-L6-v2's six layers, 10.6 M values in f32 as they were trained; most
 //! published checkpoints were rounded to bf16 before anybody measures. Error sums are exact, so every machine prints the
@@ -6,31 +6,13 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use clap::Args;
 use serde_json::{Value, json};
 
+use super::Table;
 use crate::{Result, build, fetch};
-
-/// How to run `quality`.
-#[derive(Debug, Args)]
-pub struct QualityArgs {
-    /// The radpack binary [default: build target/release/radpack]
-    #[arg(long)]
-    bin: Option<PathBuf>,
-    /// Write the table into docs/quality.md instead of comparing it
-    #[arg(long)]
-    write: bool,
-    /// One JSON document instead of a table
-    #[arg(long)]
-    json: bool,
-}
-
-/// Where the table stands.
-const DOCUMENT: &str = "docs/quality.md";
-const MARKS: [&str; 2] = ["<!-- minilm -->\n", "<!-- /minilm -->"];
 
 /// Named encodings that have no error worth a row: the source's own values.
 const EXACT: [&str; 2] = ["keep", "f32"];
@@ -76,9 +58,8 @@ struct Row {
     search: Option<Cost>,
 }
 
-/// Measures every encoding, prints, and checks what is claimed.
-pub fn run(args: &QualityArgs) -> Result<()> {
-    let bin = build::radpack(args.bin.clone())?;
+/// Measures every encoding, and checks what is claimed.
+pub(super) fn measured(bin: &Path) -> Result<Table> {
     let (model, _) = fetch::bring(fetch::Model::Minilm)?;
     let scratch = testkit::target().join("quality");
     build::remove_folder(&scratch)?;
@@ -86,23 +67,17 @@ pub fn run(args: &QualityArgs) -> Result<()> {
     let mut rows = Vec::new();
     for case in cases()? {
         eprintln!("{}", case.name);
-        let cost = |quantizer| measure(&bin, &model, &scratch, &case.encoding, quantizer);
+        let cost = |quantizer| measure(bin, &model, &scratch, &case.encoding, quantizer);
         let rtn = cost("rtn")?;
         let search = case.searches.then(|| cost("search")).transpose()?;
         rows.push(Row { case, rtn, search });
     }
     build::remove_folder(&scratch)?;
-    let table = table(&rows);
-    if args.json {
-        println!("{:#}", document(&rows));
-    } else {
-        print!("{table}");
-    }
     let broken = broken(&rows);
     if !broken.is_empty() {
         return Err(format!("a search is no better than rounding: {}", broken.join(", ")));
     }
-    keep(&testkit::root().join(DOCUMENT), &table, args.write)
+    Ok(Table { mark: "minilm", text: table(&rows), document: document(&rows) })
 }
 
 /// The named encodings, read from the recipe language's schema, and the spelled-out ones.
@@ -215,23 +190,6 @@ fn document(rows: &[Row]) -> Value {
     json!({"model": "all-MiniLM-L6-v2", "rows": rows.collect::<Vec<_>>()})
 }
 
-/// Compares the table with the document's, or puts it there.
-fn keep(path: &Path, table: &str, write: bool) -> Result<()> {
-    let text = fs::read_to_string(path).map_err(testkit::at(path))?;
-    let [open, close] = MARKS;
-    let missing = || format!("{}: no lines {} … {close}", path.display(), open.trim_end());
-    let (before, rest) = text.split_once(open).ok_or_else(missing)?;
-    let (known, after) = rest.split_once(close).ok_or_else(missing)?;
-    if write {
-        let text = format!("{before}{open}{table}{close}{after}");
-        return fs::write(path, text).map_err(testkit::at(path));
-    }
-    if known == table {
-        return Ok(());
-    }
-    Err(format!("{} is not current: cargo xtask quality --write", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,17 +235,5 @@ mod tests {
             ],
         });
         assert_eq!(cost(&document), Some(Cost { bits: 8.5, relative: 0.25, worst: 0.75 }));
-    }
-
-    #[test]
-    fn a_table_that_changed_is_reported_and_written_between_its_marks() {
-        let path = std::env::temp_dir().join(format!("xtask-quality-{}.md", std::process::id()));
-        fs::write(&path, "a\n<!-- minilm -->\nold\n<!-- /minilm -->\nb\n").unwrap();
-        assert!(keep(&path, "new\n", false).unwrap_err().contains("not current"));
-        keep(&path, "new\n", true).unwrap();
-        keep(&path, "new\n", false).unwrap();
-        let text = fs::read_to_string(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        assert_eq!(text, "a\n<!-- minilm -->\nnew\n<!-- /minilm -->\nb\n");
     }
 }
