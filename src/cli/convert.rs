@@ -10,7 +10,7 @@ use radpack::artifact::errors::WeightError;
 use radpack::artifact::verify::{Options as VerifyOptions, verify};
 use radpack::artifact::{digests, layout as names};
 use radpack::checkpoint::Extent;
-use radpack::diag::{Failure, FailureKind, Result, count, list, size};
+use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
 use radpack::model::{ModelSpec, Origin};
 use radpack::pipeline::{self, ConvertOptions, Plan, Request, Reuse};
 use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Rounding, Use};
@@ -98,6 +98,13 @@ fn check(args: &Convert, plan: &Plan, file: &Path, output: &Output) -> Result<Ex
         bars.finish();
         let comparison = comparison?;
         findings.extend(comparison.findings.iter().cloned());
+        let graphs = super::inspect::manifest(&artifact)?.and_then(|m| m.graphs);
+        if let Some(n) = graphs.and_then(|g| g.kv.blocks) {
+            let what =
+                format!("{} cache blocks were set, a conversion leaves the number open", count(n));
+            let open = format!("radpack set-kv-blocks {} 0", file.display());
+            findings.push(Diagnostic::new("manifest", what).help(open));
+        }
         compared = Some(comparison);
     }
     if !findings.is_empty() {
