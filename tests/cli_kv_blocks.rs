@@ -99,7 +99,7 @@ fn the_number_is_set_in_place_and_every_digest_with_it() {
             "none again gives the converted bytes"
         );
         succeeds(tmp.path(), &check);
-        assert!(!tmp.path().join("t.rad.partial").exists());
+        assert!(!tmp.path().join("t.rad.kv-blocks.partial").exists());
     }
 }
 
@@ -216,7 +216,7 @@ fn no_room_for_the_copy_leaves_the_file_as_it_was() {
         Command::new("sh").current_dir(tmp.path()).args(["-c", &script]).output().expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(sha256(&tmp.path().join("t.rad")), before);
-    assert!(!tmp.path().join("t.rad.partial").exists());
+    assert!(!tmp.path().join("t.rad.kv-blocks.partial").exists());
     assert_eq!(set(tmp.path(), "36").code, 0);
 }
 
@@ -244,7 +244,7 @@ fn other_files_are_refused_with_the_reason() {
     assert_eq!(failure.kind.exit_code(), 4);
     assert_eq!(failure.problems[0].message, "the manifest has another digest than the file says");
     assert!(std::fs::read(&file).expect("it reads") == bytes);
-    assert!(!tmp.path().join("t.rad.partial").exists());
+    assert!(!tmp.path().join("t.rad.kv-blocks.partial").exists());
 }
 
 #[test]
@@ -281,9 +281,9 @@ fn killed_at_any_moment_the_file_is_the_old_or_the_new_one() {
     println!("{kept} times the old file, {changed} times the new one");
     assert!(kept > 0);
     // What a killed run leaves behind does not hinder the next one.
-    std::fs::write(tmp.path().join("t.rad.partial"), &old[..1000]).expect("written");
+    std::fs::write(tmp.path().join("t.rad.kv-blocks.partial"), &old[..1000]).expect("written");
     std::fs::write(&file, &old).expect("written");
     assert_eq!(set(tmp.path(), "36").code, 0);
     assert!(std::fs::read(&file).expect("it reads") == new);
-    assert!(!tmp.path().join("t.rad.partial").exists());
+    assert!(!tmp.path().join("t.rad.kv-blocks.partial").exists());
 }

@@ -9,7 +9,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::digests::{self, EntryDigest};
@@ -181,15 +181,20 @@ struct Copy {
     file: File,
     partial: PathBuf,
     path: PathBuf,
+    /// Device and number of the file that was copied.
+    inode: (u64, u64),
     published: bool,
 }
 
 impl Copy {
     /// Takes the place beside the file where its successor is made. Nothing is copied yet.
     fn begin(path: &Path) -> Result<Copy> {
-        let partial = partial_path(path);
+        // Not the name of a conversion's partial file: one that was interrupted can be gone on with.
+        let mut name = path.as_os_str().to_owned();
+        name.push(".kv-blocks");
+        let partial = partial_path(Path::new(&name));
         let file = claim(&partial)?;
-        Ok(Copy { file, partial, path: path.to_owned(), published: false })
+        Ok(Copy { file, partial, path: path.to_owned(), inode: (0, 0), published: false })
     }
 
     fn publish(mut self, changes: &Changes) -> Result<()> {
@@ -202,6 +207,11 @@ impl Copy {
             return Err(Failure::plain(FailureKind::Failed, what));
         }
         drop(made);
+        let named = fs::metadata(&self.path).map_err(|e| Failure::io("examine", &self.path, &e))?;
+        if (named.dev(), named.ino()) != self.inode {
+            let what = format!("{} was replaced by another program meanwhile", self.path.display());
+            return Err(Failure::plain(FailureKind::Failed, what));
+        }
         publish(&self.file, &self.partial, &self.path)?;
         self.published = true;
         Ok(())
@@ -210,6 +220,7 @@ impl Copy {
     fn fill(&mut self, changes: &Changes) -> io::Result<()> {
         let mut source = File::open(&self.path)?;
         let meta = source.metadata()?;
+        self.inode = (meta.dev(), meta.ino());
         self.file.set_len(0)?;
         // Linux shares the blocks where the file system can, and copies inside the kernel elsewhere.
         let copied = io::copy(&mut source, &mut self.file)?;

@@ -37,7 +37,7 @@ mod side;
 mod source;
 mod tokenizer;
 
-pub use digest::{FileDigest, SourceFile};
+pub use digest::{FileDigest, Hashing, SourceFile};
 pub use gguf::original_name as gguf_original_name;
 pub use json::{JsonFile, MAX_CONFIG_BYTES};
 pub use open::Checkpoint;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use super::digest::{self, FileDigest, SourceFile};
+use super::digest::{self, FileDigest, Hashing, SourceFile};
 use super::folder::{self, Folder, Kind, Trouble};
 use super::gguf::{self, Gguf};
 use super::index;
@@ -651,7 +651,7 @@ impl Checkpoint {
     pub fn hash_files(
         &self,
         cancel: &AtomicBool,
-        progress: &(dyn Fn(u64) + Sync),
+        progress: &dyn Hashing,
     ) -> Result<Vec<FileDigest>> {
         digest::hash(&self.files, cancel, progress)
     }

@@ -128,6 +128,10 @@ pub struct Convert {
     /// Copy weights that this older artifact holds already; the output's bytes stay the same.
     #[arg(long, value_name = "OLD.rad", value_hint = ValueHint::FilePath, conflicts_with = "dry_run")]
     pub reuse: Option<PathBuf>,
+    /// Go on with OUT.rad.partial, if a conversion was cut off: what it holds is verified, the rest is made. It stays
+    /// after a failure or a signal, for the next time.
+    #[arg(long, conflicts_with_all = ["dry_run", "check"])]
+    pub resume: bool,
     /// Plan and print; write nothing.
     #[arg(long)]
     pub dry_run: bool,

@@ -12,7 +12,7 @@ use radpack::artifact::{digests, layout as names};
 use radpack::checkpoint::Extent;
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
 use radpack::model::{ModelSpec, Origin};
-use radpack::pipeline::{self, ConvertOptions, Plan, Request, Reuse};
+use radpack::pipeline::{self, ConvertOptions, Earlier, Plan, Request, Reuse};
 use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Rounding, Use};
 
 use super::args::Convert;
@@ -48,7 +48,8 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         progress: &bars,
         cancelled: request::stop_on_signals(),
     };
-    let converted = pipeline::convert_reusing(&plan, out, options, reuse.as_ref());
+    let earlier = Earlier { artifact: reuse.as_ref(), partial: args.resume };
+    let converted = pipeline::convert_from(&plan, out, options, earlier);
     bars.finish();
     let converted = converted?;
 
@@ -57,6 +58,7 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         let mut document = document(&plan, false, Some(out), &errors);
         document.digest = Some(digests::hex(&converted.digest));
         document.reused = converted.reused;
+        document.resumed = converted.resumed;
         output.document(&document)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -71,6 +73,11 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
     if reuse.is_some() {
         let of = converted.errors.len();
         let _ = writeln!(text, "reused    {} of {of} quantized weights", converted.reused);
+    }
+    if args.resume {
+        let of = plan.assignment.stored(&plan.table).count();
+        let _ =
+            writeln!(text, "resumed   {} of {of} weights were there already", converted.resumed);
     }
     let _ = writeln!(text, "digest    sha256:{}", digests::hex(&converted.digest));
     text.push_str(&worst(&converted.errors, args.report));
@@ -468,6 +475,7 @@ fn document(
         file_bytes: plan.layout.file_bytes(),
         digest: None,
         reused: 0,
+        resumed: 0,
         recipe: plan.recipe.name.clone(),
         recipe_sha256: plan.recipe.digest(),
         imatrix: plan.sources.imatrix.as_ref().map(|imatrix| ImatrixDocument {

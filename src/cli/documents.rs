@@ -103,6 +103,8 @@ pub struct ConvertDocument {
     pub digest: Option<String>,
     /// Weights that were copied out of an older artifact.
     pub reused: usize,
+    /// Weights that `--resume` found in the partial file.
+    pub resumed: usize,
     /// Name of the recipe.
     pub recipe: String,
     /// Digest of the resolved recipe.

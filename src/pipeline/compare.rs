@@ -11,7 +11,7 @@ use super::{ConvertOptions, Plan, Progress, Request, Sources, plan};
 use crate::artifact::{Artifact, WeightView, Weights, digests, errors, layout as names, manifest};
 use crate::checkpoint::FileDigest;
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, SourceText};
-use crate::quantize::Sink;
+use crate::quantize::{ErrorSum, Sink};
 use crate::recipe::Recipe;
 
 /// Findings shown one by one; the rest is counted.
@@ -74,7 +74,7 @@ pub fn compare(
         bytes: AtomicU64::new(0),
         progress: options.progress,
     };
-    let (sums, hashes) = run(plan, &work, &sink, options, None)?;
+    let (sums, hashes) = run(plan, &work, &sink, options, (None, None))?;
     findings.extend(sink.findings());
     let bytes = sink.bytes.load(Ordering::Relaxed);
 
@@ -232,7 +232,7 @@ impl Sink for CompareSink<'_> {
         Ok(())
     }
 
-    fn complete(&self, _job: usize) -> io::Result<()> {
+    fn complete(&self, _job: usize, _sum: &ErrorSum) -> io::Result<()> {
         Ok(())
     }
 

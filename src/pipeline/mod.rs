@@ -11,6 +11,7 @@ mod compare;
 mod convert;
 mod disk;
 mod imatrix;
+mod journal;
 mod outline;
 mod plan;
 mod programs;
@@ -20,7 +21,7 @@ mod shards;
 mod sources;
 
 pub use compare::{Comparison, compare, plan_of};
-pub use convert::{ConvertOptions, Converted, convert, convert_reusing};
+pub use convert::{ConvertOptions, Converted, Earlier, convert, convert_from};
 pub use disk::free_bytes;
 pub use imatrix::{Entry as ImportanceEntry, IMATRIX_FILE, Imatrix, Importances};
 pub use outline::{Outline, Subject};
