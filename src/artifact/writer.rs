@@ -115,7 +115,7 @@ impl Writer {
 
     /// Writes zeros wherever no plane lies: another file of the same size may have been in the making here.
     fn clear_gaps(&self) -> io::Result<()> {
-        const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+        static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
         let planes = (0..self.layout.entries()).flat_map(|e| self.layout.planes(e));
         let mut taken: Vec<(u64, u64)> =
             planes.map(|p| (p.offset, p.offset.saturating_add(p.bytes))).collect();
@@ -269,16 +269,8 @@ impl Writer {
     pub fn finish(mut self) -> Result<PathBuf> {
         self.check_complete()?;
         self.write_tables().map_err(|e| self.fail("write", &e))?;
-        self.file.sync_all().map_err(|e| self.fail("bring to disk", &e))?;
-        std::fs::rename(&self.partial, &self.out).map_err(|e| self.fail("rename", &e))?;
+        publish(&self.file, &self.partial, &self.out)?;
         self.finished = true;
-        let folder = match self.out.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
-        File::open(folder)
-            .and_then(|f| f.sync_all())
-            .map_err(|e| Failure::io("bring to disk the folder", folder, &e))?;
         Ok(std::mem::take(&mut self.out))
     }
 
@@ -356,8 +348,21 @@ impl Drop for Writer {
     }
 }
 
+/// Brings a partial file to the disk and puts it in the place of `out`, in one rename.
+pub(super) fn publish(file: &File, partial: &Path, out: &Path) -> Result<()> {
+    file.sync_all().map_err(|e| Failure::io("bring to disk", partial, &e))?;
+    std::fs::rename(partial, out).map_err(|e| Failure::io("rename", partial, &e))?;
+    let folder = match out.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    };
+    File::open(folder)
+        .and_then(|f| f.sync_all())
+        .map_err(|e| Failure::io("bring to disk the folder", folder, &e))
+}
+
 /// Opens the partial file and locks it for this process.
-fn claim(partial: &Path) -> Result<File> {
+pub(super) fn claim(partial: &Path) -> Result<File> {
     let fail = |doing: &'static str| move |e: io::Error| Failure::io(doing, partial, &e);
     // A writer that finishes renames its partial file away between our opening and our locking it; then the lock is
     // on what has become its output, and a new file must be opened. Each round means another writer finished.

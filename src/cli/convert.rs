@@ -9,7 +9,8 @@ use std::time::Instant;
 use radpack::artifact::errors::WeightError;
 use radpack::artifact::verify::{Options as VerifyOptions, verify};
 use radpack::artifact::{digests, layout as names};
-use radpack::diag::{Failure, FailureKind, Result, count, list, size};
+use radpack::checkpoint::Extent;
+use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
 use radpack::model::{ModelSpec, Origin};
 use radpack::pipeline::{self, ConvertOptions, Earlier, Plan, Request, Reuse};
 use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Rounding, Use};
@@ -104,6 +105,13 @@ fn check(args: &Convert, plan: &Plan, file: &Path, output: &Output) -> Result<Ex
         bars.finish();
         let comparison = comparison?;
         findings.extend(comparison.findings.iter().cloned());
+        let graphs = super::inspect::manifest(&artifact)?.and_then(|m| m.graphs);
+        if let Some(n) = graphs.and_then(|g| g.kv.blocks) {
+            let what =
+                format!("{} cache blocks were set, a conversion leaves the number open", count(n));
+            let open = format!("radpack set-kv-blocks {} 0", file.display());
+            findings.push(Diagnostic::new("manifest", what).help(open));
+        }
         compared = Some(comparison);
     }
     if !findings.is_empty() {
@@ -135,8 +143,10 @@ fn plan(args: &Convert) -> Result<Plan> {
         sets.extend(["vision", "audio", "projector"].map(|t| format!("towers.{t}=false")));
     }
     let recipe = request::recipe(args.recipe.as_deref(), &sets)?;
-    let sources =
-        request::sources(&args.source, args.draft_model.as_deref(), args.imatrix.as_deref())?;
+    // A model on the hub is planned from its headers; only a conversion fetches the weights.
+    let extent = if args.dry_run { Extent::Headers } else { Extent::Everything };
+    let (draft, imatrix) = (args.draft_model.as_deref(), args.imatrix.as_deref());
+    let sources = request::sources(&args.source, draft, imatrix, extent)?;
     let request =
         Request { weights_only: args.weights_only, tokenizer_required: !args.no_tokenizer };
     pipeline::plan(sources, recipe, request)

@@ -96,7 +96,8 @@ pub fn compare(
         findings.extend(opaque(artifact, names::PARTITION_ENTRY, &table));
     }
     findings.extend(files(plan, artifact, &hashes)?);
-    let manifest = final_manifest(plan, &hashes);
+    let mut manifest = final_manifest(plan, &hashes);
+    set_blocks(artifact, &mut manifest);
     if findings.is_empty() {
         // A file made from other bytes differs here too; the lines above name the cause better.
         findings.extend(opaque(artifact, names::MANIFEST_ENTRY, &manifest.to_bytes()));
@@ -105,6 +106,16 @@ pub fn compare(
         findings.extend(tables(plan, artifact, path)?);
     }
     Ok(Comparison { weights: work.jobs.len(), bytes, findings })
+}
+
+/// Takes over how many cache blocks the file was set to, the one value that no conversion decides.
+fn set_blocks(artifact: &Artifact, planned: &mut manifest::Manifest) {
+    let entry = artifact.find(names::MANIFEST_ENTRY);
+    let stored = entry.and_then(|e| manifest::Manifest::parse(e.plane(0)).ok());
+    if let (Some(stored), Some(planned)) = (stored.and_then(|m| m.graphs), planned.graphs.as_mut())
+    {
+        planned.kv.blocks = stored.kv.blocks;
+    }
 }
 
 /// Differences between the planned directory and the file's.

@@ -75,6 +75,10 @@ pub fn convert_from(
     options: ConvertOptions<'_>,
     earlier: Earlier<'_>,
 ) -> Result<Converted> {
+    if plan.sources.headers_only() {
+        let what = "only the headers of the weights were fetched, which is enough for a plan";
+        return Err(Failure::plain(FailureKind::Failed, what));
+    }
     check_output(plan, out)?;
     let (writer, found) = match earlier.partial {
         true => Writer::resume(out, plan.layout.clone())?,

@@ -48,6 +48,11 @@ impl Sources {
         })
     }
 
+    /// Whether weights are there with their headers alone.
+    pub fn headers_only(&self) -> bool {
+        self.main.headers_only() || self.draft.as_ref().is_some_and(Checkpoint::headers_only)
+    }
+
     /// Tensors that are left out of either checkpoint, with the reason.
     pub fn unused(&self) -> impl Iterator<Item = (String, String)> {
         let draft = self.draft.iter().flat_map(|d| d.unused());
