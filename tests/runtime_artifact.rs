@@ -133,6 +133,12 @@ fn eval_measures_nothing_against_itself_and_little_against_the_source() {
     let (_, own) = run("m.rad", &[]);
     assert_eq!(own["overall"]["kl_max"], 0.0, "{own}");
     assert_eq!(own["overall"]["perplexity_ratio"], 1.0);
+    assert_eq!(own["precision"], "reference");
+    // The file's own bf16 arithmetic, against the same file in f32.
+    let (_, target) = run("m.rad", &["--precision", "target"]);
+    assert_eq!(target["precision"], "target");
+    let cost = target["overall"]["kl_mean"].as_f64().expect("a number");
+    assert!((1e-6..0.1).contains(&cost), "{target}");
     let source = source.to_str().expect("UTF-8");
     let (text, measured) = run(source, &[]);
     let kl = measured["overall"]["kl_mean"].as_f64().expect("a number");
@@ -142,6 +148,23 @@ fn eval_measures_nothing_against_itself_and_little_against_the_source() {
     assert_eq!(tokens(&measured["overall"]), a + b);
     assert!(a > 1 && b > 0, "{measured}");
     assert_eq!(run(source, &["--threads", "1"]).0, text, "digits depend on threads");
+}
+
+#[test]
+fn run_answers_in_the_targets_arithmetic_too() {
+    let tmp = tempfile::tempdir().expect("a folder");
+    convert(tmp.path(), 1, INT8_G16);
+    let args = ["run", "m.rad", "--raw", "--prompt", "hello", "--max-tokens", "3", "--json"];
+    let document = |more: &[&str]| -> serde_json::Value {
+        let ran = succeeds(tmp.path(), &[&args[..], more].concat());
+        serde_json::from_str(&ran.stdout).expect("JSON")
+    };
+    assert_eq!(document(&[])["precision"], "reference");
+    let target = document(&["--precision", "target"]);
+    assert_eq!(target["precision"], "target");
+    let ran = radpack(tmp.path(), &[&args[..], &["--precision", "half"]].concat());
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("reference") && ran.stderr.contains("target"), "{}", ran.stderr);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use radpack::recipe::Allocator;
+use radpack::runtime::Precision;
 
 /// Turn a Hugging Face checkpoint and a recipe into one self-describing, byte-reproducible .rad file.
 #[derive(Debug, Parser)]
@@ -155,7 +156,7 @@ pub struct Validate {
     /// The file to check.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
-    /// Run every text program once too, and look for values that are not finite.
+    /// Run every program once too: values have to be finite, and those of programs compiled anew for one device.
     #[arg(long)]
     pub deep: bool,
     /// Derive every weight again from this source under the stored recipe, and compare.
@@ -338,6 +339,34 @@ pub enum ExportDtype {
     F32,
 }
 
+/// In which arithmetic programs run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum PrecisionChoice {
+    /// f32 throughout.
+    #[default]
+    Reference,
+    /// Values rounded to the programs' types, operands by the recipe's activation rules.
+    Target,
+}
+
+impl PrecisionChoice {
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            PrecisionChoice::Reference => "reference",
+            PrecisionChoice::Target => "target",
+        }
+    }
+
+    /// What the runtime is told.
+    pub fn precision(self) -> Precision {
+        match self {
+            PrecisionChoice::Reference => Precision::Reference,
+            PrecisionChoice::Target => Precision::Target,
+        }
+    }
+}
+
 /// `radpack eval`
 #[derive(Debug, Args)]
 pub struct Eval {
@@ -350,6 +379,9 @@ pub struct Eval {
     /// One JSON object a line: {"source", "text"}, or {"source", "prompt", "answer"}, of which the answer is scored.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub corpus: PathBuf,
+    /// Arithmetic of the file's programs; the reference runs in f32.
+    #[arg(long, value_enum, default_value_t)]
+    pub precision: PrecisionChoice,
     /// Most tokens that are run together.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=65_536))]
     pub window: u32,
@@ -370,9 +402,18 @@ pub struct Run {
     /// What to say; the file's chat template makes a prompt of it.
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
+    /// A picture that the prompt is about, before its text; again for more. PNG, JPEG, WebP or BMP.
+    #[arg(long = "image", value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub images: Vec<PathBuf>,
+    /// Most tokens that a picture becomes [default: what the model says, as far as the programs take it].
+    #[arg(long, value_name = "N", requires = "images", value_parser = clap::value_parser!(u64).range(1..))]
+    pub image_tokens: Option<u64>,
     /// Continue TEXT as it is, without the chat template.
     #[arg(long)]
     pub raw: bool,
+    /// f32 throughout, or the types and activation rules of the programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub precision: PrecisionChoice,
     /// Most tokens of the answer.
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub max_tokens: usize,

@@ -250,6 +250,9 @@ pub struct ValidateDocument {
     pub against: Option<String>,
     /// Programs that ran; empty without `--deep`.
     pub ran: Vec<String>,
+    /// What their values were compared with; absent where nothing was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compared: Option<ComparedDocument>,
     /// Weights that were derived again.
     pub derived_weights: usize,
     /// Every fault.
@@ -559,6 +562,8 @@ pub struct EvalDocument {
     pub digest: Option<String>,
     /// What it was measured against.
     pub reference: String,
+    /// Arithmetic of the file's programs: `reference` (f32) or `target`.
+    pub precision: &'static str,
     /// Most tokens that were run together.
     pub window: u32,
     /// All scored tokens.
@@ -675,16 +680,62 @@ pub struct RunDocument {
     pub schema: &'static str,
     /// The file.
     pub file: String,
-    /// The prompt as the model read it, the chat template applied.
+    /// Arithmetic: `reference` (f32) or `target`.
+    pub precision: &'static str,
+    /// The prompt, the chat template applied, with one place for each image.
     pub prompt: String,
-    /// Its tokens.
+    /// Its tokens, those of images included.
     pub prompt_tokens: usize,
+    /// Images of the prompt, in order.
+    pub images: Vec<RunImageDocument>,
     /// The answer's tokens, the one that ended it included.
     pub tokens: Vec<u64>,
     /// The answer.
     pub text: String,
     /// What ended it: `stop` (a token that ends answers), `max_tokens`, or `max_seq_len`.
     pub ended_by: &'static str,
+}
+
+/// The comparison of `validate --deep`: the stored programs with programs that are compiled anew from the file's own
+/// configuration for one device, over the same weights.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ComparedDocument {
+    /// Devices of the stored programs.
+    pub devices: u32,
+    /// Whether the two are the same programs, so that one run stands for both.
+    pub same_programs: bool,
+    /// The largest difference of a program's values, as a share of its largest value.
+    pub largest_difference: f32,
+    /// The most that the order of sums in f32 explains.
+    pub bound: f32,
+}
+
+impl ComparedDocument {
+    /// The document of a comparison.
+    pub fn of(compared: radpack::runtime::Compared) -> Option<ComparedDocument> {
+        use radpack::runtime::{BOUND, Compared};
+        let (devices, same_programs, largest_difference) = match compared {
+            Compared::Nothing => return None,
+            Compared::Equal => (1, true, 0.0),
+            Compared::OneDevice { devices, largest } => (devices, false, largest),
+        };
+        Some(ComparedDocument { devices, same_programs, largest_difference, bound: BOUND })
+    }
+}
+
+/// An image of a prompt.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RunImageDocument {
+    /// The file.
+    pub file: String,
+    /// Width and height in pixels.
+    pub pixels: [usize; 2],
+    /// Patches in a row and in a column after resizing.
+    pub patches: [i64; 2],
+    /// Tokens that it became.
+    pub tokens: u64,
+    /// Programs that it ran: encoder, projector, prefill.
+    pub programs: Vec<String>,
 }
 
 #[cfg(test)]

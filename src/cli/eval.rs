@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use radpack::artifact::layout as names;
@@ -31,8 +32,10 @@ pub fn run(args: &Eval, output: &Output) -> Result<ExitCode> {
     let windows = runtime::windows(&documents, &tokenizer, args.window as usize)?;
     let pool = request::pool(request::threads_of(args.threads))?;
     let (slots, memory) = (u64::from(args.window), request::memory() / 2);
+    let begun = Instant::now();
     let evaluation = pool.install(|| {
-        let mut model = opened.engine(slots, memory)?;
+        let precision = args.precision.precision();
+        let mut model = opened.engine(slots, memory)?.with_precision(precision);
         if Path::new(&args.reference).extension().is_some_and(|e| e == "rad") {
             let artifact = open(Path::new(&args.reference))?;
             let mut reference = runtime::open(&artifact)?.engine(slots, memory)?;
@@ -49,12 +52,20 @@ pub fn run(args: &Eval, output: &Output) -> Result<ExitCode> {
             file: args.file.display().to_string(),
             digest: artifact.meta_text(names::DIGEST_KEY).map(|t| t.to_string()),
             reference: args.reference.clone(),
+            precision: args.precision.name(),
             window: args.window,
             overall: ScoreDocument::of(&evaluation.overall),
             sources: sources.map(|(name, s)| (name.clone(), ScoreDocument::of(s))).collect(),
         })?;
     } else {
         output.text(&report(&evaluation))?;
+        let tokens: u64 = windows.iter().map(|w| w.tokens.len() as u64).sum();
+        let seconds = begun.elapsed().as_secs_f64();
+        output.note(&format!(
+            "scored    {} tokens in {seconds:.1} s, {:.1} tokens/s",
+            count(tokens),
+            tokens as f64 / seconds.max(1e-9)
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

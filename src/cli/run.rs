@@ -1,15 +1,18 @@
 //! `radpack run`
 
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use radpack::artifact::Artifact;
-use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count};
-use radpack::runtime::{self, Chat, Tokenizer};
+use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
+use radpack::runtime::{self, Chat, Engine, Image, Picture, Tokenizer};
 use serde_json::json;
 
 use super::args::Run;
-use super::documents::RunDocument;
+use super::documents::{RunDocument, RunImageDocument};
 use super::inspect::open;
 use super::output::Output;
 use super::request;
@@ -31,15 +34,52 @@ fn prompt(args: &Run, artifact: &Artifact) -> Result<(String, bool)> {
             .help("--raw continues the text as it is");
         return Err(Failure::one(FailureKind::Refused, "there is no prompt", problem));
     };
-    let message = json!({ "role": "user", "content": args.prompt });
-    Ok((chat.prompt(&[message])?, false))
+    let content = match args.images.len() {
+        0 => json!(args.prompt),
+        images => {
+            let mut parts = vec![json!({ "type": "image" }); images];
+            parts.push(json!({ "type": "text", "text": args.prompt }));
+            json!(parts)
+        }
+    };
+    Ok((chat.prompt(&[json!({ "role": "user", "content": content })])?, false))
+}
+
+/// Reads a picture's file.
+fn picture(path: &Path) -> Result<Picture> {
+    let bytes = || -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(runtime::MAX_FILE + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = bytes().map_err(|e| Failure::io("read", path, &e))?;
+    let named = |mut failure: Failure| {
+        failure.headline = format!("{}: {}", path.display(), failure.headline);
+        failure
+    };
+    if bytes.len() as u64 > runtime::MAX_FILE {
+        let most = size(runtime::MAX_FILE);
+        let problem =
+            Diagnostic::new("image", format!("it is larger than {most}, the most that is read"))
+                .help("make it smaller");
+        let headline = "this picture cannot be used";
+        return Err(named(Failure::one(FailureKind::Refused, headline, problem)));
+    }
+    Picture::decode(&bytes).map_err(named)
 }
 
 fn answer(args: &Run, artifact: &Artifact, output: &Output) -> Result<ExitCode> {
     let opened = runtime::open(artifact)?;
     let tokenizer = Tokenizer::read(artifact)?;
+    let pictures: Vec<Picture> =
+        args.images.iter().map(|path| picture(path)).collect::<Result<_>>()?;
+    let images = opened.images(&pictures, args.image_tokens)?;
     let (text, special) = prompt(args, artifact)?;
-    let tokens = tokenizer.tokens(&text, special)?;
+    let mut tokens = tokenizer.tokens(&text, special)?;
+    if let Some(vision) = opened.spec.vision.as_ref().filter(|_| !images.is_empty()) {
+        let counts: Vec<u64> = images.iter().map(|image| image.soft_tokens(vision)).collect();
+        tokens = runtime::place_images(&tokens, &counts, &opened.spec.tokens)?;
+    }
     let (given, most) = (tokens.len() as u64, opened.sizes.max_seq_len);
     if given == 0 || given > most {
         let problem = Diagnostic::new(
@@ -55,7 +95,23 @@ fn answer(args: &Run, artifact: &Artifact, output: &Output) -> Result<ExitCode> 
     }
     let stop = runtime::stop_tokens(artifact)?;
     let slots = given.saturating_add(args.max_tokens as u64).min(most);
-    let mut engine = opened.engine(slots, request::memory())?;
+    let engine = opened.engine(slots, request::memory())?;
+    let mut engine = engine.with_precision(args.precision.precision());
+    let shown = image_documents(args, &pictures, &images, &engine, &tokens)?;
+    if !output.json() {
+        for image in &shown {
+            output.note(&format!(
+                "image     {}, {} × {} pixels as {} × {} patches; {} tokens by {}",
+                image.file,
+                image.pixels[0],
+                image.pixels[1],
+                image.patches[0],
+                image.patches[1],
+                count(image.tokens),
+                image.programs.join(", ")
+            ));
+        }
+    }
     let begun = Instant::now();
     let mut first: Option<Duration> = None;
     let mut writing = tokenizer.write();
@@ -66,7 +122,7 @@ fn answer(args: &Run, artifact: &Artifact, output: &Output) -> Result<ExitCode> 
         }
         Ok(true)
     };
-    let said = engine.generate_each(0, &tokens, &[], args.max_tokens, &stop, &mut each)?;
+    let said = engine.generate_each(0, &tokens, &images, args.max_tokens, &stop, &mut each)?;
     let ended_by = match said.last() {
         Some(last) if stop.contains(last) => "stop",
         _ if said.len() == args.max_tokens => "max_tokens",
@@ -74,13 +130,15 @@ fn answer(args: &Run, artifact: &Artifact, output: &Output) -> Result<ExitCode> 
     };
     let total = begun.elapsed();
     if output.json() {
-        let shown = said.split_last().filter(|(last, _)| stop.contains(last)).map(|(_, rest)| rest);
+        let kept = said.split_last().filter(|(last, _)| stop.contains(last)).map(|(_, rest)| rest);
         output.document(&RunDocument {
             schema: "radpack.run",
             file: args.file.display().to_string(),
+            precision: args.precision.name(),
             prompt: text,
             prompt_tokens: tokens.len(),
-            text: tokenizer.text(shown.unwrap_or(&said))?,
+            images: shown,
+            text: tokenizer.text(kept.unwrap_or(&said))?,
             tokens: said,
             ended_by,
         })?;
@@ -97,6 +155,38 @@ fn answer(args: &Run, artifact: &Artifact, output: &Output) -> Result<ExitCode> 
         rate(said.len().saturating_sub(1), total.saturating_sub(first)),
     ));
     Ok(ExitCode::SUCCESS)
+}
+
+/// What became of the pictures, and what they run.
+fn image_documents(
+    args: &Run,
+    pictures: &[Picture],
+    images: &[Image],
+    engine: &Engine<'_>,
+    tokens: &[u64],
+) -> Result<Vec<RunImageDocument>> {
+    if images.is_empty() {
+        return Ok(Vec::new());
+    }
+    let plan = engine.plan(0, tokens)?;
+    let calls = plan.chunks.iter().filter(|chunk| chunk.image);
+    let mut out = Vec::new();
+    for (((path, picture), image), call) in args.images.iter().zip(pictures).zip(images).zip(calls)
+    {
+        let encoder = engine.encoder(image)?;
+        let patches = [0, 1].map(|axis| {
+            image.positions.iter().map(|at| at[axis]).max().map_or(0, |last| last.saturating_add(1))
+        });
+        let (width, height) = picture.size();
+        out.push(RunImageDocument {
+            file: path.display().to_string(),
+            pixels: [width, height],
+            patches,
+            tokens: call.valid,
+            programs: vec![encoder.vision, encoder.project, call.program()],
+        });
+    }
+    Ok(out)
 }
 
 fn rate(tokens: usize, time: Duration) -> String {

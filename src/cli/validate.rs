@@ -8,10 +8,10 @@ use radpack::checkpoint::Extent;
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 use radpack::pipeline::{self, Comparison, ConvertOptions};
 use radpack::quantize;
-use radpack::runtime::{self, Proof};
+use radpack::runtime::{self, BOUND, Compared, Proof};
 
 use super::args::Validate;
-use super::documents::{ProblemDocument, ValidateDocument};
+use super::documents::{ComparedDocument, ProblemDocument, ValidateDocument};
 use super::inspect::{manifest, open};
 use super::output::Output;
 use super::progress::Bars;
@@ -61,6 +61,7 @@ pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
             digest: artifact.meta_text(names::DIGEST_KEY).map(|t| t.to_string()),
             against: args.against.clone(),
             ran: proof.as_ref().map_or(Vec::new(), |p| p.programs.clone()),
+            compared: proof.as_ref().and_then(|p| ComparedDocument::of(p.compared)),
             derived_weights: compared.as_ref().map_or(0, |c| c.weights),
             findings: findings.iter().map(ProblemDocument::of).collect(),
         })?;
@@ -153,6 +154,16 @@ fn report(
     parts.push("encodings decode".to_owned());
     if let Some(proof) = proof {
         parts.push(format!("{} programs ran, all values finite", proof.programs.len()));
+        match proof.compared {
+            Compared::Nothing => {}
+            Compared::Equal => {
+                parts.push("the programs are those of the model compiled anew".to_owned());
+            }
+            Compared::OneDevice { devices, largest } => parts.push(format!(
+                "on {devices} {} as the model compiled anew on one (largest difference {largest:.1e} of a value's size, bound {BOUND:.0e})",
+                if devices == 1 { "device" } else { "devices" }
+            )),
+        }
     }
     if let Some(compared) = compared {
         parts.push(format!(

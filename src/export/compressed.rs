@@ -92,10 +92,12 @@ pub(super) fn weight<'a>(
         tensors.push(tensor("weight_shape", DType::I64, vec![2], Bytes::Made(bytes)));
     }
     let stated = activations.filter(|a| {
-        matches!(a, Activations::Int8Token | Activations::Fp8Token | Activations::Fp8Group128)
+        use Activations::{Fp8Group128, Fp8Token, Int8Group128, Int8Token};
+        matches!(a, Int8Token | Int8Group128 | Fp8Token | Fp8Group128)
     });
     // The library cannot cut a row into groups that do not divide it: the model would fail in its first layer.
-    let unstated = stated == Some(Activations::Fp8Group128) && !cols.is_multiple_of(128);
+    let grouped = [Activations::Fp8Group128, Activations::Int8Group128];
+    let unstated = stated.is_some_and(|a| grouped.contains(&a)) && !cols.is_multiple_of(128);
     let scheme = Scheme {
         kind: layout.kind,
         bits: encoding.codes().bits(),

@@ -82,6 +82,7 @@ impl Scheme {
         let (bits, kind, strategy, group) = match self.activations {
             Some(Activations::Int8Token) => (8, "int", "token", Value::Null),
             Some(Activations::Fp8Token) => (8, "float", "token", Value::Null),
+            Some(Activations::Int8Group128) => (8, "int", "group", json!(128)),
             Some(Activations::Fp8Group128) => (8, "float", "group", json!(128)),
             _ => return Value::Null,
         };

@@ -99,6 +99,8 @@ pub enum Activations {
     Mxfp4,
     /// fp8 with a power of two for 32 columns.
     Mxfp8,
+    /// int8, one scale for 128 columns of a token, found at run time.
+    Int8Group128,
 }
 
 /// How codes are chosen.
@@ -113,7 +115,7 @@ pub enum Quantizer {
 
 impl Activations {
     /// Every choice with its name in recipes.
-    pub const NAMES: [(&'static str, Activations); 9] = [
+    pub const NAMES: [(&'static str, Activations); 10] = [
         ("f32", Activations::F32),
         ("f16", Activations::F16),
         ("bf16", Activations::Bf16),
@@ -123,6 +125,7 @@ impl Activations {
         ("nvfp4", Activations::Nvfp4),
         ("mxfp4", Activations::Mxfp4),
         ("mxfp8", Activations::Mxfp8),
+        ("int8-group128", Activations::Int8Group128),
     ];
 
     /// Name in recipes.

@@ -3,12 +3,14 @@
 use super::value::{Value, fault};
 use crate::diag::Result;
 use crate::graph::{KvLayout, KvTensor};
+use crate::tensor::DType;
 
 /// One cache tensor of one device, in f32.
 #[derive(Debug, Clone)]
 pub(super) struct Cache {
     heads: usize,
     width: usize,
+    dtype: DType,
     space: Space,
 }
 
@@ -40,7 +42,12 @@ impl Cache {
                 Space::Window { tokens, slots, rings }
             }
         };
-        Ok(Cache { heads, width, space })
+        Ok(Cache { heads, width, dtype: tensor.dtype, space })
+    }
+
+    /// Element type that the programs state.
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// Heads on this device.

@@ -1,5 +1,8 @@
 //! One simulated device: its rank, its cache, and the interpretation of a program.
 
+use std::borrow::Cow;
+
+use super::activations::{Precision, operand, round, rounded};
 use super::attention::{Blocks, Rings, Scoring, dense, paged, windowed, write_blocks, write_rings};
 use super::cache::Cache;
 use super::exchange::{Exchange, Joining};
@@ -14,6 +17,7 @@ use crate::graph::{
     WeightShare,
 };
 use crate::model::Activation;
+use crate::recipe::Activations;
 
 /// Why a device stopped.
 pub(super) enum Stop {
@@ -39,6 +43,8 @@ pub(super) struct Call<'a> {
     /// Whether `select_row` passes all rows on.
     pub all_rows: bool,
     pub store: &'a Store<'a>,
+    /// In which arithmetic.
+    pub precision: Precision,
     /// Where devices meet; absent for one device.
     pub exchange: Option<&'a Exchange>,
 }
@@ -79,7 +85,7 @@ impl Device {
             values: vec![None; program.values.len()],
         };
         for (port, value) in program.inputs.iter().zip(call.inputs) {
-            run.values[port.value.0 as usize] = Some(value.clone());
+            run.keep(port.value, value.clone())?;
         }
         for (n, node) in program.nodes.iter().enumerate() {
             let results = run.node(node).map_err(|stop| match stop {
@@ -98,7 +104,7 @@ impl Device {
                 run.values[id.0 as usize] = None;
             }
             for (id, value) in node.outputs.iter().zip(results) {
-                run.values[id.0 as usize] = Some(value);
+                run.keep(*id, value)?;
             }
         }
         let get = |id: &ValueId| run.values.get(id.0 as usize).cloned().flatten();
@@ -108,6 +114,23 @@ impl Device {
 }
 
 impl Run<'_> {
+    /// Keeps a value, as its type holds it.
+    fn keep(&mut self, id: ValueId, value: Value) -> Result<()> {
+        let declared = self.call.program.value(id).map(|v| v.dtype);
+        let value = match declared.filter(|_| self.call.precision == Precision::Target) {
+            Some(dtype) => rounded(&value, dtype)?,
+            None => value,
+        };
+        let to = self.values.get_mut(id.0 as usize).ok_or_else(|| fault("no such value"))?;
+        *to = Some(value);
+        Ok(())
+    }
+
+    /// The rule for a matrix's operand.
+    fn rule(&self, said: Option<Activations>) -> Option<Activations> {
+        said.filter(|_| self.call.precision == Precision::Target)
+    }
+
     fn value(&self, node: &Node, operand: usize) -> Result<&Value> {
         let id = node.inputs.get(operand);
         let value = id.and_then(|id| self.values.get(id.0 as usize)).and_then(Option::as_ref);
@@ -158,6 +181,7 @@ impl Run<'_> {
             }
             Op::KvWrite { kv } => {
                 let [k, v, at, tables] = self.operands(node)?;
+                let (k, v) = (self.cached(kv.key, k)?, self.cached(kv.value, v)?);
                 write_blocks(self.cache(kv.key)?, &k, &at, &tables)?;
                 write_blocks(self.cache(kv.value)?, &v, &at, &tables)?;
                 Ok(Vec::new())
@@ -165,6 +189,7 @@ impl Run<'_> {
             Op::WindowWrite { kv } => {
                 let [k, v, at, rings] = self.operands(node)?;
                 let last = self.scalar(node, 4)?;
+                let (k, v) = (self.cached(kv.key, k)?, self.cached(kv.value, v)?);
                 write_rings(self.cache(kv.key)?, &k, &at, &rings, last)?;
                 write_rings(self.cache(kv.value)?, &v, &at, &rings, last)?;
                 Ok(Vec::new())
@@ -182,9 +207,13 @@ impl Run<'_> {
                 let (rows, held) = rows::pool(&x, &at, &padding, side)?;
                 Ok(vec![rows, held])
             }
-            Op::Linear { projections, .. } => {
+            Op::Linear { projections, activations } => {
                 let x = self.value(node, 0)?;
-                let each = projections.iter().map(|p| self.projected(x, p));
+                let x = match operand(self.rule(*activations), x.as_floats()?, x.columns())? {
+                    Cow::Borrowed(_) => x.clone(),
+                    Cow::Owned(rounded) => Value::floats(x.shape(), rounded)?,
+                };
+                let each = projections.iter().map(|p| self.projected(&x, p));
                 Ok(each.collect::<Result<_>>()?)
             }
             op => one(self.compute(node, op)),
@@ -284,8 +313,9 @@ impl Run<'_> {
                 dense(x, k, v, mask, *scale)
             }
             Op::SelectRow => self.select(x, self.value(node, 1)?),
-            Op::Experts { gate_up, down, activation, .. } => {
-                self.experts(node, gate_up, down, *activation)
+            Op::Experts { gate_up, down, activation, activations } => {
+                let rule = self.rule(*activations);
+                self.experts(node, gate_up, down, *activation, rule)
             }
             Op::EmbedAxes { table, axes_first } => {
                 let weight = self.weight(*table)?;
@@ -314,6 +344,20 @@ impl Run<'_> {
     fn operands<const N: usize>(&self, node: &Node) -> Result<[Value; N]> {
         let all = (0..N).map(|n| self.value(node, n).cloned()).collect::<Result<Vec<_>>>()?;
         <[Value; N]>::try_from(all).map_err(|_| fault("operands are missing"))
+    }
+
+    /// Rows as a cache tensor holds them.
+    fn cached(&self, id: KvId, rows: Value) -> Result<Value> {
+        let cache = self.caches.get(id.0 as usize);
+        let cache = cache.ok_or_else(|| fault(format!("cache tensor {}", id.0)))?;
+        match self.call.precision {
+            Precision::Reference => Ok(rows),
+            Precision::Target => {
+                let mut data = rows.as_floats()?.to_vec();
+                round(&mut data, cache.dtype());
+                Value::floats(rows.shape(), data)
+            }
+        }
     }
 
     fn cache(&mut self, id: KvId) -> Result<&mut Cache> {
@@ -409,6 +453,7 @@ impl Run<'_> {
         gate_up: &[WeightId],
         down: &[WeightId],
         activation: Activation,
+        rule: Option<Activations>,
     ) -> Result<Value> {
         let [x, weights, ids] = self.operands(node)?;
         let columns = x.columns();
@@ -438,6 +483,7 @@ impl Run<'_> {
             chosen
                 .iter()
                 .for_each(|(row, _)| mine.extend(&values[row * columns..(row + 1) * columns]));
+            let mine = operand(rule, &mine, columns)?;
             let both = product(&mine, &self.vector(*gate_up)?, columns);
             let width = both.len() / chosen.len() / 2;
             let mut inner = Vec::with_capacity(chosen.len() * width);
@@ -445,6 +491,7 @@ impl Run<'_> {
                 let (gate, up) = row.split_at(width);
                 inner.extend(gate.iter().zip(up).map(|(g, u)| activate(activation, *g) * u));
             }
+            let inner = operand(rule, &inner, width)?;
             let result = product(&inner, &self.vector(*down)?, width);
             for ((row, weight), from) in chosen.iter().zip(result.chunks_exact(columns.max(1))) {
                 let to = &mut out[row * columns..(row + 1) * columns];

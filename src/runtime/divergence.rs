@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
 use serde::Deserialize;
 
 use super::engine::Engine;
@@ -185,13 +186,14 @@ pub fn evaluate(
             let headline = "these models cannot be compared";
             return Err(Failure::one(FailureKind::Refused, headline, problem));
         }
-        let rows = expected.chunks_exact(columns).zip(found.chunks_exact(columns));
+        let rows = expected.par_chunks_exact(columns).zip(found.par_chunks_exact(columns));
+        let next = window.tokens.get(window.scored..).unwrap_or_default();
+        let rows = rows.skip(window.scored.saturating_sub(1)).zip(next);
+        // Each row is summed by one thread, in the order of the vocabulary.
+        let scored: Vec<Option<Token>> = rows.map(|((p, q), next)| token(p, q, *next)).collect();
         let own = sources.entry(window.source.clone()).or_default();
-        for (n, (rows, next)) in rows.zip(window.tokens.iter().skip(1)).enumerate() {
-            if n + 1 < window.scored {
-                continue;
-            }
-            let token = token(rows.0, rows.1, *next).ok_or_else(|| fault("no finite logits"))?;
+        for token in scored {
+            let token = token.ok_or_else(|| fault("no finite logits"))?;
             own.push(token);
             all.push(token);
         }

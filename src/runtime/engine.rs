@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::activations::Precision;
 use super::executor::{Executor, Memory, Outcome, View};
-use super::images::{Image, encode};
+use super::images::{Encoder, Image, encode, encoder};
 use super::pool::{Pool, Sequence};
 use super::value::{Value, fault};
 use super::weights::LocalWeights;
 use crate::diag::{self, Diagnostic, Failure, FailureKind, Problems, Result};
-use crate::graph::{Chunk, KvLayout, Programs, Request, Sizes, plan_request};
+use crate::graph::{Chunk, KvLayout, Programs, Request, RequestPlan, Sizes, plan_request};
 use crate::model::ModelSpec;
 
 /// A model that answers: programs on simulated devices, and the sequences that run in its slots.
@@ -108,6 +109,30 @@ impl<'w> Engine<'w> {
         })
     }
 
+    /// The same engine in another arithmetic.
+    pub fn with_precision(mut self, precision: Precision) -> Engine<'w> {
+        self.executor.set_precision(precision);
+        self
+    }
+
+    /// The programs that encode an image.
+    ///
+    /// # Errors
+    /// An image that no encoder fits.
+    pub fn encoder(&self, image: &Image) -> Result<Encoder> {
+        encoder(self.executor.programs(), image.patches())
+    }
+
+    /// The calls that adding tokens to the sequence of a slot takes.
+    ///
+    /// # Errors
+    /// As [`plan_request`].
+    pub fn plan(&self, slot: usize, tokens: &[u64]) -> Result<RequestPlan> {
+        let held = self.sequences.get(&slot).map(|s| s.held).unwrap_or_default();
+        let images = self.image_runs(tokens);
+        plan_request(&self.sizes, &Request { held, tokens: tokens.len() as u64, images })
+    }
+
     /// Blocks that no sequence holds.
     pub fn free_blocks(&self) -> usize {
         self.pool.free()
@@ -174,9 +199,7 @@ impl<'w> Engine<'w> {
                 images.len()
             )));
         }
-        let held = self.sequences.get(&slot).map(|s| s.held).unwrap_or_default();
-        let request = Request { held, tokens: tokens.len() as u64, images: runs.clone() };
-        let plan = plan_request(&self.sizes, &request)?;
+        let plan = self.plan(slot, tokens)?;
         let mut features = Vec::new();
         for (image, run) in images.iter().zip(&runs) {
             let rows = self.encode(image)?;

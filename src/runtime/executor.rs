@@ -1,5 +1,6 @@
 //! Runs programs on simulated devices: one thread each, collectives in the order of ranks.
 
+use super::activations::Precision;
 use super::device::{Call, Device, Stop};
 use super::exchange::Exchange;
 use super::value::{Value, fault};
@@ -23,6 +24,7 @@ pub struct Executor<'w> {
     weights: Box<dyn LocalWeights + 'w>,
     kept: Kept,
     devices: Vec<Device>,
+    precision: Precision,
 }
 
 /// What is looked at beside a program's outputs.
@@ -81,7 +83,13 @@ impl<'w> Executor<'w> {
             .map(|rank| Device::new(rank, &programs, blocks))
             .collect::<Result<_>>()?;
         let kept = Kept::new(memory.weights);
-        Ok(Executor { programs, weights: Box::new(weights), kept, devices })
+        let precision = Precision::Reference;
+        Ok(Executor { programs, weights: Box::new(weights), kept, devices, precision })
+    }
+
+    /// In which arithmetic runs are from now on; at first in [`Precision::Reference`].
+    pub fn set_precision(&mut self, precision: Precision) {
+        self.precision = precision;
     }
 
     /// The programs.
@@ -100,7 +108,7 @@ impl<'w> Executor<'w> {
     /// No such program, an input that is absent or of another shape or kind, ids, positions and tables that point
     /// outside, weights that cannot be read.
     pub fn run(&mut self, name: &str, inputs: &[(&str, Value)], view: &View) -> Result<Outcome> {
-        let Executor { programs, weights, kept, devices } = self;
+        let Executor { programs, weights, kept, devices, precision } = self;
         let program = programs.get(name).ok_or_else(|| {
             let known: Vec<&str> = programs.programs.iter().map(|p| p.name.as_str()).collect();
             let problem = Diagnostic::new("runtime", format!("there is no program {name}"))
@@ -121,6 +129,7 @@ impl<'w> Executor<'w> {
             wanted: &wanted,
             all_rows: view.all_rows,
             store: &store,
+            precision: *precision,
             exchange: exchange.as_ref(),
         };
         let result = run_all(group, &call);

@@ -110,6 +110,17 @@ impl Engine<'_> {
     /// No draft program, programs that give no hidden state, a slot without a sequence.
     pub fn propose(&mut self, slot: usize, newest: u64, count: u64) -> Result<Vec<Proposal>> {
         let batch = self.bucket(1)?;
+        self.propose_among(batch, slot, newest, count)
+    }
+
+    /// As [`Engine::propose`], by the program of that many sequences.
+    pub(super) fn propose_among(
+        &mut self,
+        batch: usize,
+        slot: usize,
+        newest: u64,
+        count: u64,
+    ) -> Result<Vec<Proposal>> {
         let name = format!("draft_b{batch}");
         let drafts = |kind: ProgramKind| matches!(kind, ProgramKind::Draft { .. });
         if self.executor.programs().of_kind(drafts).next().is_none() {

@@ -3,7 +3,8 @@
 use super::executor::{Executor, View};
 use super::value::{Value, fault};
 use crate::diag::{self, Diagnostic, Failure, FailureKind, Result};
-use crate::graph::ProgramKind;
+use crate::graph::{ProgramKind, Programs};
+use crate::model::{SpecialTokens, VisionSpec};
 
 /// One image, cut into patches.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -12,6 +13,22 @@ pub struct Image {
     pub pixels: Vec<f32>,
     /// Column and row of each patch. Patches at negative positions are padding and are left out.
     pub positions: Vec<[i64; 2]>,
+}
+
+impl Image {
+    /// Patches that are not padding.
+    pub fn patches(&self) -> usize {
+        self.positions.iter().filter(|at| at.iter().all(|c| *c >= 0)).count()
+    }
+
+    /// Soft tokens that an encoder makes of it.
+    pub fn soft_tokens(&self, vision: &VisionSpec) -> u64 {
+        let each = match vision {
+            VisionSpec::Tower(v) => v.pooling.saturating_mul(v.pooling),
+            VisionSpec::Embedder(_) | VisionSpec::Siglip(_) => 1,
+        };
+        (self.patches() as u64).checked_div(each).unwrap_or(0)
+    }
 }
 
 /// Runs the encoder and the projector of the smallest size that the image fits: one row of the text space for each soft
@@ -24,32 +41,8 @@ pub(super) fn encode(executor: &mut Executor<'_>, image: &Image) -> Result<Value
     if width == 0 || real.is_empty() || width * count != image.pixels.len() {
         return Err(refuse(format!("{} pixels for {count} patches", image.pixels.len()), None));
     }
-    // (patches, soft tokens, program), the smallest that fits.
-    let mut programs: Vec<(usize, u64, String, usize)> = Vec::new();
-    for program in &executor.programs().programs {
-        let ProgramKind::Vision { soft_tokens } = program.kind else { continue };
-        let shape = program.input("pixel_values").and_then(|p| program.value(p.value));
-        if let Some([1, patches, width]) = shape.map(|v| v.shape.extents()) {
-            let size = |n: u64| usize::try_from(n).map_err(fault);
-            programs.push((size(*patches)?, soft_tokens, program.name.clone(), size(*width)?));
-        }
-    }
-    programs.sort();
-    let largest = programs.last().map(|p| p.0);
-    let fitting = programs.into_iter().find(|p| p.0 >= real.len());
-    let Some((patches, soft_tokens, program, needed)) = fitting else {
-        return Err(match largest {
-            Some(n) => refuse(
-                format!(
-                    "an image of {} patches passes the largest encoder of {}",
-                    diag::count(real.len() as u64),
-                    diag::count(n as u64)
-                ),
-                Some("a smaller image, or a recipe with more max_soft_tokens".to_owned()),
-            ),
-            None => refuse("no program takes images".to_owned(), None),
-        });
-    };
+    let Encoder { vision, project, patches, width: needed } =
+        encoder(executor.programs(), real.len())?;
     if needed != width {
         return Err(refuse(
             format!("patches have {width} values, the encoder takes {needed}"),
@@ -75,14 +68,13 @@ pub(super) fn encode(executor: &mut Executor<'_>, image: &Image) -> Result<Value
         ("attention_mask", Value::floats([1, patches], mask)?),
         ("padding_positions", Value::ints([1, patches], padded)?),
     ];
-    let encoded = executor.run(&program, &inputs, &View::default())?;
+    let encoded = executor.run(&vision, &inputs, &View::default())?;
     let features = encoded.output("hidden")?.clone();
     let rows = features.shape().get(1).copied().unwrap_or(0);
     let valid: Vec<bool> = match encoded.get("pooler_mask") {
         Some(mask) => mask.as_ints()?.iter().map(|v| *v != 0).collect(),
         None => (0..rows).map(|row| row < real.len()).collect(),
     };
-    let project = format!("project_t{soft_tokens}");
     let projected = executor.run(&project, &[("image_features", features)], &View::default())?;
     let embeds = projected.output("image_embeds")?;
     let columns = embeds.columns();
@@ -93,6 +85,98 @@ pub(super) fn encode(executor: &mut Executor<'_>, image: &Image) -> Result<Value
         }
     }
     Value::floats([kept.len() / columns.max(1), columns], kept)
+}
+
+/// Tokens of a prompt with every image token made as many as its image has soft tokens, between the tokens that begin and
+/// end an image (transformers 5.24, the processor of Gemma 4). `images` counts the soft tokens of each.
+///
+/// # Errors
+/// A model without an image token; more or fewer image tokens than images.
+pub fn place_images(tokens: &[u64], images: &[u64], special: &SpecialTokens) -> Result<Vec<u64>> {
+    let places = tokens.iter().filter(|t| Some(**t) == special.image).count();
+    let Some(image) = special.image.filter(|_| places == images.len()) else {
+        let (found, given) = (diag::count(places as u64), diag::count(images.len() as u64));
+        let (place, picture) = (
+            if places == 1 { "place" } else { "places" },
+            if images.len() == 1 { "image" } else { "images" },
+        );
+        let problem = Diagnostic::new(
+            "image",
+            format!("the prompt has {found} {place} for {given} {picture}"),
+        );
+        let problem = match special.image {
+            None => problem.help("the model's configuration names no image token"),
+            Some(token) => problem.help(format!(
+                "as many image tokens (token {token}) in the text as images; a chat template puts them there"
+            )),
+        };
+        return Err(Failure::one(
+            FailureKind::Refused,
+            "there is no place for the images",
+            problem,
+        ));
+    };
+    let mut out = Vec::with_capacity(tokens.len());
+    let mut images = images.iter();
+    for token in tokens {
+        if *token != image {
+            out.push(*token);
+            continue;
+        }
+        let count = images.next().copied().map(usize::try_from);
+        out.extend(special.begin_image);
+        out.extend(std::iter::repeat_n(image, count.unwrap_or(Ok(0)).map_err(fault)?));
+        out.extend(special.end_image);
+    }
+    Ok(out)
+}
+
+/// Programs that an image of so many patches runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Encoder {
+    /// The encoder.
+    pub vision: String,
+    /// The projector.
+    pub project: String,
+    /// Patches that the encoder takes.
+    patches: usize,
+    /// Values of a patch.
+    width: usize,
+}
+
+/// The smallest programs that an image of `count` patches fits.
+///
+/// # Errors
+/// None takes images, or none is large enough.
+pub(super) fn encoder(programs: &Programs, count: usize) -> Result<Encoder> {
+    let mut known: Vec<(usize, u64, &str, usize)> = Vec::new();
+    for program in &programs.programs {
+        let ProgramKind::Vision { soft_tokens } = program.kind else { continue };
+        let shape = program.input("pixel_values").and_then(|p| program.value(p.value));
+        if let Some([1, patches, width]) = shape.map(|v| v.shape.extents()) {
+            let size = |n: u64| usize::try_from(n).map_err(fault);
+            known.push((size(*patches)?, soft_tokens, &program.name, size(*width)?));
+        }
+    }
+    known.sort_unstable();
+    let largest = known.last().map(|p| p.0);
+    match (known.into_iter().find(|p| p.0 >= count), largest) {
+        (Some((patches, soft_tokens, name, width)), _) => Ok(Encoder {
+            vision: name.to_owned(),
+            project: format!("project_t{soft_tokens}"),
+            patches,
+            width,
+        }),
+        (None, Some(n)) => Err(refuse(
+            format!(
+                "an image of {} patches passes the largest encoder of {}",
+                diag::count(count as u64),
+                diag::count(n as u64)
+            ),
+            Some("a smaller image, or a recipe with more max_soft_tokens".to_owned()),
+        )),
+        (None, None) => Err(refuse("no program takes images".to_owned(), None)),
+    }
 }
 
 fn refuse(message: String, help: Option<String>) -> Failure {

@@ -127,10 +127,10 @@ pub(super) fn best(scores: &[f32], k: usize) -> Vec<usize> {
     order
 }
 
-/// Softmax in place; all zeros where nothing is visible (only −∞).
+/// Softmax in place; all zeros where nothing is visible (only −∞). NaN makes all of it NaN.
 pub(super) fn softmax(scores: &mut [f32]) {
     let top = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if top == f32::NEG_INFINITY {
+    if top == f32::NEG_INFINITY && !scores.iter().any(|s| s.is_nan()) {
         scores.fill(0.0);
         return;
     }
@@ -239,4 +239,23 @@ pub(super) fn embed_axes(
     }
     let patches = padding.as_ints()?.len();
     Value::floats([1, patches, columns], data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::softmax;
+
+    #[test]
+    fn softmax_sums_to_one_hides_nothing_and_leaves_the_invisible_out() {
+        let of = |mut scores: Vec<f32>| {
+            softmax(&mut scores);
+            scores
+        };
+        let half = of(vec![1.0, f32::NEG_INFINITY, 1.0]);
+        assert_eq!(half, [0.5, 0.0, 0.5]);
+        assert_eq!(of(vec![f32::NEG_INFINITY; 2]), [0.0, 0.0]);
+        for broken in [vec![f32::NAN], vec![f32::NAN, f32::NEG_INFINITY], vec![1.0, f32::NAN]] {
+            assert!(of(broken).iter().all(|p| p.is_nan()));
+        }
+    }
 }

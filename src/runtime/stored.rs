@@ -7,15 +7,17 @@ use serde_json::Value as Json;
 
 use super::engine::Engine;
 use super::executor::Memory;
+use super::images::Image;
+use super::pixels::Picture;
 use super::value::fault;
 use super::weights::LocalWeights;
 use crate::artifact::codec::{self, CodecError};
 use crate::artifact::manifest::{self, Manifest};
 use crate::artifact::{Artifact, WeightView, Weights, digests, layout as names};
-use crate::diag::{Diagnostic, Failure, FailureKind, Result};
+use crate::diag::{self, Diagnostic, Failure, FailureKind, Result};
 use crate::graph::{ProgramKind, Programs, Sizes, WeightRef};
 use crate::graph::{WireError, WireIndex, WireProgram};
-use crate::model::{self, ModelSpec};
+use crate::model::{self, ModelSpec, VisionSpec};
 use crate::quantize::{Decoder, PlaneSlice};
 use crate::tensor::{Axis, DType};
 
@@ -31,7 +33,12 @@ pub struct Opened<'a> {
     pub sizes: Sizes,
     /// The model as the file holds it, without towers that no program reads.
     pub spec: ModelSpec,
+    /// Its draft head.
+    pub draft: Option<ModelSpec>,
 }
+
+/// The configuration of a draft head that was merged in.
+const DRAFT_CONFIG: &str = "draft/config.json";
 
 const HEADLINE: &str = "this file cannot be run";
 
@@ -77,10 +84,66 @@ pub fn open(artifact: &Artifact) -> Result<Opened<'_>> {
     if programs.of_kind(|k| matches!(k, ProgramKind::Vision { .. })).next().is_none() {
         spec.vision = None;
     }
-    Ok(Opened { artifact, manifest, programs, sizes, spec })
+    let drafts = programs.of_kind(|k| matches!(k, ProgramKind::Draft { .. })).next().is_some();
+    let draft = side_file(artifact, DRAFT_CONFIG).filter(|_| drafts);
+    let draft = draft
+        .map(|bytes| {
+            let config: Json = serde_json::from_slice(bytes)
+                .map_err(|e| invalid(format!("{DRAFT_CONFIG} in the file: {e}")))?;
+            model::read_spec(&config, None)
+        })
+        .transpose()?;
+    Ok(Opened { artifact, manifest, programs, sizes, spec, draft })
 }
 
 impl<'a> Opened<'a> {
+    /// Pictures as the file's encoder takes them, each of at most `asked` soft tokens; without it, of as many as the
+    /// model's configuration says, or the nearest number that a program is compiled for.
+    ///
+    /// # Errors
+    /// Programs that take no pictures, or fewer tokens than asked for; pictures that do not fit.
+    pub fn images(&self, pictures: &[Picture], asked: Option<u64>) -> Result<Vec<Image>> {
+        if pictures.is_empty() {
+            return Ok(Vec::new());
+        }
+        let compiled = &self.sizes.soft_tokens;
+        let Some((vision, most)) = self.spec.vision.as_ref().zip(compiled.iter().copied().max())
+        else {
+            let graphs = self.manifest.graphs.as_ref();
+            let why = graphs.and_then(|g| g.refuses.get("image"));
+            let why = why.map_or("the model has no image encoder", String::as_str);
+            let problem = Diagnostic::new("image", "its programs take no images").help(why);
+            return Err(Failure::one(FailureKind::Refused, "this prompt cannot be run", problem));
+        };
+        if let Some(asked) = asked.filter(|n| *n > most) {
+            let problem = Diagnostic::new(
+                "image",
+                format!(
+                    "{} tokens for an image; the largest encoder gives {}",
+                    diag::count(asked),
+                    diag::count(most)
+                ),
+            )
+            .help(format!("encoders: {}; max_soft_tokens in a recipe", diag::list(compiled, 8)));
+            return Err(Failure::one(FailureKind::Refused, "this prompt cannot be run", problem));
+        }
+        let own = match vision {
+            VisionSpec::Tower(v) => v.soft_tokens,
+            VisionSpec::Embedder(v) => v.soft_tokens,
+            VisionSpec::Siglip(v) => v.soft_tokens,
+        };
+        let below = compiled.iter().copied().filter(|n| *n <= own).max();
+        let tokens = asked.or(below).or(compiled.iter().copied().min()).unwrap_or(most);
+        pictures.iter().map(|picture| picture.patches(vision, tokens)).collect()
+    }
+
+    /// Blocks of the cache for sequences of that many slots in all.
+    pub(super) fn blocks(&self, slots: u64) -> u64 {
+        // Every sequence begins its own block.
+        let blocks = slots.div_ceil(self.sizes.block.max(1)).saturating_add(self.sizes.batch_size);
+        blocks.min(self.sizes.full_blocks())
+    }
+
     /// An engine for sequences of that many cache slots in all; `weights` bounds the bytes of decoded weights that it
     /// keeps.
     ///
@@ -88,10 +151,7 @@ impl<'a> Opened<'a> {
     /// Pieces of weights that do not go together; as [`Engine::new`].
     pub fn engine(&self, slots: u64, weights: u64) -> Result<Engine<'a>> {
         let stored = StoredWeights::new(self.artifact, &self.programs)?;
-        // Every sequence begins its own block.
-        let blocks = slots.div_ceil(self.sizes.block.max(1)).saturating_add(self.sizes.batch_size);
-        let blocks = blocks.min(self.sizes.full_blocks());
-        let memory = Memory { blocks, weights };
+        let memory = Memory { blocks: self.blocks(slots), weights };
         Engine::new(self.programs.clone(), &self.sizes, &self.spec, stored, memory)
     }
 }
@@ -102,6 +162,8 @@ pub struct StoredWeights<'a> {
     decoders: BTreeMap<String, Decoders>,
     /// Weights that the programs of the image encoder read.
     vision: BTreeSet<String>,
+    /// Whether pieces are put together, for programs of one device.
+    together: bool,
 }
 
 /// How one weight is read.
@@ -158,7 +220,13 @@ impl<'a> StoredWeights<'a> {
             programs.of_kind(images).flat_map(|p| p.weights.iter().map(|w| w.name.clone()));
         let vision = vision.collect();
         drop(rows);
-        Ok(StoredWeights { weights, decoders, vision })
+        Ok(StoredWeights { weights, decoders, vision, together: false })
+    }
+
+    /// The same weights for programs of one device, however many the file is for.
+    pub fn whole_weights(mut self) -> StoredWeights<'a> {
+        self.together = true;
+        self
     }
 
     fn get(&self, name: &str) -> Result<(&WeightView<'a>, &Decoders)> {
@@ -195,7 +263,9 @@ impl LocalWeights for StoredWeights<'_> {
     ) -> Result<()> {
         let name = weight.name.as_str();
         let (view, decoders) = self.get(name)?;
-        let Some(piece) = &decoders.piece else { return self.whole(name, rows, out) };
+        let Some(piece) = decoders.piece.as_ref().filter(|_| !self.together) else {
+            return self.whole(name, rows, out);
+        };
         let holds = |device| piece.holders.iter().find(|h| h.0 == device).map(|h| h.1 as usize);
         let held = self.device(name, rank).and_then(holds);
         let held = held.and_then(|n| Some((*view.entries().get(n)?, *piece.lengths.get(n)?)));

@@ -82,6 +82,11 @@ impl Shards {
         }
     }
 
+    /// Weights by logical name, all of them whole on one device.
+    pub fn whole(weights: impl IntoIterator<Item = (String, Shard)>) -> Shards {
+        Shards { by_name: weights.into_iter().collect(), devices: 1, vision_devices: 1 }
+    }
+
     /// The weight of that logical name; a tied one is the entry that serves it. `None` when the artifact has none.
     pub fn get(&self, name: &str) -> Option<&Shard> {
         self.by_name.get(name)
