@@ -2,15 +2,18 @@
 #![cfg(feature = "hub")]
 
 mod checkpoint_support;
+mod published_support;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use assert_cmd::Command;
 use checkpoint_support::{SHARDS, counting, file};
-use radpack::checkpoint::{Checkpoint, HubEnvironment, OpenOptions, Transfer};
+use radpack::checkpoint::{Checkpoint, Extent, HubEnvironment, OpenOptions, Transfer};
 use radpack::diag::{Failure, FailureKind};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -20,7 +23,50 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 struct Answer {
     status: &'static str,
     headers: Vec<(&'static str, String)>,
-    body: Vec<u8>,
+    body: Body,
+    ranges: Ranges,
+}
+
+/// Where a body's bytes are.
+#[derive(Clone)]
+enum Body {
+    Bytes(Vec<u8>),
+    /// A file that may be far larger than memory.
+    File(PathBuf),
+}
+
+impl Body {
+    fn len(&self) -> u64 {
+        match self {
+            Body::Bytes(bytes) => bytes.len() as u64,
+            Body::File(path) => std::fs::metadata(path).expect("a file").len(),
+        }
+    }
+
+    fn send(&self, stream: &mut impl Write, from: u64, bytes: u64) -> std::io::Result<u64> {
+        match self {
+            Body::Bytes(all) => {
+                let part = &all[from as usize..(from + bytes) as usize];
+                stream.write_all(part).map(|()| bytes)
+            }
+            Body::File(path) => {
+                let mut file = std::fs::File::open(path)?;
+                file.seek(SeekFrom::Start(from))?;
+                std::io::copy(&mut file.take(bytes), stream)
+            }
+        }
+    }
+}
+
+/// What becomes of requests for a part.
+#[derive(Clone, Copy, PartialEq)]
+enum Ranges {
+    /// 206 with the part.
+    Served,
+    /// 200 with everything.
+    Ignored,
+    /// 206 with one byte less.
+    Short,
 }
 
 impl Answer {
@@ -28,15 +74,23 @@ impl Answer {
         Answer {
             status: "200 OK",
             headers: vec![("Content-Type", "application/json".into())],
-            body: value.to_string().into_bytes(),
+            body: Body::Bytes(value.to_string().into_bytes()),
+            ranges: Ranges::Served,
         }
+    }
+
+    fn file(number: usize, body: Body) -> Answer {
+        let etag = format!("\"{number:040x}\"");
+        let headers = vec![("ETag", etag), ("X-Repo-Commit", COMMIT.into())];
+        Answer { status: "200 OK", headers, body, ranges: Ranges::Served }
     }
 
     fn error(status: &'static str, code: &str, message: &str) -> Answer {
         Answer {
             status,
             headers: vec![("X-Error-Code", code.into()), ("X-Error-Message", message.into())],
-            body: Vec::new(),
+            body: Body::Bytes(Vec::new()),
+            ranges: Ranges::Served,
         }
     }
 }
@@ -45,6 +99,8 @@ impl Answer {
 struct MockHub {
     address: String,
     log: Arc<Mutex<Vec<String>>>,
+    /// Bytes of bodies that were sent.
+    sent: Arc<AtomicU64>,
 }
 
 impl MockHub {
@@ -53,14 +109,17 @@ impl MockHub {
         let address = format!("http://{}", listener.local_addr().expect("an address"));
         let log = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::clone(&log);
+        let sent = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&sent);
         // The thread ends with the test's process.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (answers, log) = (answers.clone(), Arc::clone(&shared));
-                std::thread::spawn(move || serve(&stream, &answers, &log));
+                let counter = Arc::clone(&counter);
+                std::thread::spawn(move || serve(&stream, &answers, &log, &counter));
             }
         });
-        MockHub { address, log }
+        MockHub { address, log, sent }
     }
 
     fn log(&self) -> Vec<String> {
@@ -78,7 +137,12 @@ impl MockHub {
     }
 }
 
-fn serve(stream: &TcpStream, answers: &BTreeMap<String, Answer>, log: &Mutex<Vec<String>>) {
+fn serve(
+    stream: &TcpStream,
+    answers: &BTreeMap<String, Answer>,
+    log: &Mutex<Vec<String>>,
+    sent: &AtomicU64,
+) {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     if reader.read_line(&mut line).is_err() {
@@ -89,6 +153,7 @@ fn serve(stream: &TcpStream, answers: &BTreeMap<String, Answer>, log: &Mutex<Vec
         (words.next().unwrap_or("").to_owned(), words.next().unwrap_or("").to_owned());
     let path = target.split('?').next().unwrap_or("").to_owned();
     log.lock().expect("lock").push(format!("{method} {path}"));
+    let mut range = None;
     loop {
         let mut header = String::new();
         if reader.read_line(&mut header).is_err() || header.trim().is_empty() {
@@ -97,14 +162,22 @@ fn serve(stream: &TcpStream, answers: &BTreeMap<String, Answer>, log: &Mutex<Vec
         if let Some(token) = header.to_ascii_lowercase().strip_prefix("authorization:") {
             log.lock().expect("lock").push(format!("token {}", token.trim()));
         }
+        if let Some(asked) = header.to_ascii_lowercase().strip_prefix("range: bytes=") {
+            let (from, last) = asked.trim().split_once('-').expect("a range");
+            let number = |text: &str| text.parse::<u64>().expect("a number");
+            range = Some(number(from)..number(last) + 1);
+        }
     }
     let missing = Answer::error("404 Not Found", "EntryNotFound", "Entry not found");
     let answer = answers.get(&path).unwrap_or(&missing);
-    let mut head = format!(
-        "HTTP/1.1 {}\r\nConnection: close\r\nContent-Length: {}\r\n",
-        answer.status,
-        answer.body.len()
-    );
+    let all = answer.body.len();
+    let (status, part) = match range.filter(|_| answer.ranges != Ranges::Ignored) {
+        Some(range) => ("206 Partial Content", range.start..range.end.min(all)),
+        None => (answer.status, 0..all),
+    };
+    let short = status.starts_with("206") && answer.ranges == Ranges::Short;
+    let bytes = part.end - part.start - u64::from(short);
+    let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {bytes}\r\n");
     for (name, value) in &answer.headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }
@@ -112,7 +185,8 @@ fn serve(stream: &TcpStream, answers: &BTreeMap<String, Answer>, log: &Mutex<Vec
     let mut stream = stream;
     let _ = stream.write_all(head.as_bytes());
     if method != "HEAD" {
-        let _ = stream.write_all(&answer.body);
+        let done = answer.body.send(&mut stream, part.start, bytes).unwrap_or(0);
+        sent.fetch_add(done, Ordering::Relaxed);
     }
 }
 
@@ -150,11 +224,7 @@ fn answers(files: &BTreeMap<&'static str, Vec<u8>>) -> BTreeMap<String, Answer> 
     for (i, (path, bytes)) in files.iter().enumerate() {
         table.insert(
             format!("/org/tiny/resolve/{COMMIT}/{path}"),
-            Answer {
-                status: "200 OK",
-                headers: vec![("ETag", format!("\"{i:040x}\"")), ("X-Repo-Commit", COMMIT.into())],
-                body: bytes.clone(),
-            },
+            Answer::file(i, Body::Bytes(bytes.clone())),
         );
     }
     table
@@ -170,7 +240,11 @@ fn environment(hub: &MockHub, cache: &Path) -> HubEnvironment {
 }
 
 fn open(id: &str, hub: HubEnvironment) -> Result<Checkpoint, Failure> {
-    Checkpoint::open(Path::new(id), &OpenOptions { hub: Some(hub), on_transfer: None })
+    open_as(id, hub, Extent::Everything)
+}
+
+fn open_as(id: &str, hub: HubEnvironment, extent: Extent) -> Result<Checkpoint, Failure> {
+    Checkpoint::open(Path::new(id), &OpenOptions { hub: Some(hub), extent, on_transfer: None })
 }
 
 #[test]
@@ -182,6 +256,7 @@ fn a_model_is_fetched_with_what_a_conversion_needs_and_opened() {
     let options = OpenOptions {
         hub: Some(environment(&hub, cache.path())),
         on_transfer: Some(Arc::new(move |t| listener.lock().expect("lock").push(t))),
+        extent: Extent::Everything,
     };
     let checkpoint =
         Checkpoint::open(Path::new("org/tiny"), &options).unwrap_or_else(|f| panic!("{f}"));
@@ -327,7 +402,7 @@ fn a_file_of_the_wrong_length_is_told_and_fetched_again_next_time() {
     let files = repository();
     let mut table = answers(&files);
     let path = format!("/org/tiny/resolve/{COMMIT}/LICENSE");
-    table.get_mut(&path).expect("served").body = b"Internal Server Error".to_vec();
+    table.get_mut(&path).expect("served").body = Body::Bytes(b"Internal Server Error".to_vec());
     let hub = MockHub::start(table);
     let cache = tempfile::tempdir().expect("a folder");
     let failure = open("org/tiny", environment(&hub, cache.path())).expect_err("wrong length");
@@ -370,4 +445,237 @@ fn a_hub_that_names_paths_outside_the_cache_is_not_followed() {
     let hub = MockHub::start(table);
     let failure = open("org/tiny", environment(&hub, cache.path())).expect_err("no commit");
     assert!(failure.problems[0].message.ends_with("the hub gives no commit for this revision"));
+}
+
+/// A hub that serves a folder as `org/tiny`.
+fn hub_of(folder: &Path) -> MockHub {
+    let names = std::fs::read_dir(folder).expect("a folder");
+    let mut names: Vec<String> =
+        names.map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
+    names.sort();
+    let mut table = answers(&BTreeMap::new());
+    let mut tree = Vec::new();
+    for (i, name) in names.iter().enumerate() {
+        let body = Body::File(folder.join(name));
+        tree.push(
+            serde_json::json!({"type": "file", "oid": "0", "size": body.len(), "path": name}),
+        );
+        table.insert(format!("/org/tiny/resolve/{COMMIT}/{name}"), Answer::file(i, body));
+    }
+    table.insert(format!("/api/models/org/tiny/tree/{COMMIT}"), Answer::json(&tree.into()));
+    MockHub::start(table)
+}
+
+fn run(folder: &Path, hub: &MockHub, args: &[&str]) -> (i32, String, String) {
+    let output = Command::cargo_bin("radpack")
+        .expect("the binary is built")
+        .current_dir(folder)
+        .env("NO_COLOR", "1")
+        .env("HF_ENDPOINT", &hub.address)
+        .env("HF_HUB_CACHE", folder.join("cache"))
+        .env_remove("HF_HUB_OFFLINE")
+        .args(args)
+        .output()
+        .expect("the binary runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn an_estimate_from_the_hub_is_the_folders_and_fetches_a_thousandth_of_a_percent() {
+    let tmp = tempfile::tempdir().expect("a folder");
+    let folder = tmp.path().join("31B");
+    published_support::sparse("gemma-4-31B", &folder);
+    std::fs::write(folder.join("tokenizer.json"), vec![b' '; 1 << 20]).expect("written");
+    let weights: u64 = std::fs::read_dir(&folder)
+        .expect("a folder")
+        .map(|e| e.expect("an entry"))
+        .filter(|e| e.path().extension().is_some_and(|x| x == "safetensors"))
+        .map(|e| e.metadata().expect("its length").len())
+        .sum();
+    assert!(weights > 62_000_000_000, "{weights}");
+    let hub = hub_of(&folder);
+    let estimate = ["--recipe", "gemma-4/rbln-w8a16-x16"];
+    let (code, from_hub, err) =
+        run(tmp.path(), &hub, &[&["estimate-kv", "org/tiny"], &estimate[..]].concat());
+    assert_eq!(code, 0, "{err}");
+    let (_, from_folder, _) =
+        run(tmp.path(), &hub, &[&["estimate-kv", "31B"], &estimate[..]].concat());
+    assert_eq!(from_hub, from_folder);
+    assert!(from_hub.contains("36 blocks   589,824 tokens"), "{from_hub}");
+    let sent = hub.sent.load(Ordering::Relaxed);
+    println!("{sent} bytes for {weights} bytes of weights");
+    assert!(sent < 1_200_000 && sent * 10_000 < weights, "{sent}");
+    assert!(!hub.fetched().contains(&"tokenizer.json".to_owned()), "{:?}", hub.fetched());
+    assert!(
+        !tmp.path().join("cache").exists(),
+        "an estimate leaves no part of a model in the cache"
+    );
+
+    // A plan needs side files too, and no weights either.
+    let plan = ["convert", "org/tiny", "--recipe", "w8a16", "--dry-run", "--no-tokenizer"];
+    std::fs::remove_file(folder.join("tokenizer.json")).expect("removed");
+    let hub = hub_of(&folder);
+    let (code, from_hub, err) = run(tmp.path(), &hub, &plan);
+    assert_eq!(code, 0, "{err}");
+    let (_, from_folder, _) = run(tmp.path(), &hub, &[&["convert", "31B"], &plan[2..]].concat());
+    let rules = |text: &str| -> Vec<String> {
+        text.lines().filter(|l| l.contains("GiB")).map(str::to_owned).collect()
+    };
+    assert!(rules(&from_hub).len() > 2, "{from_hub}");
+    let sizes = |text: &str| {
+        rules(text).iter().filter(|l| !l.contains("writes")).cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(&from_hub), sizes(&from_folder));
+    assert!(hub.sent.load(Ordering::Relaxed) < 1_200_000);
+}
+
+#[test]
+fn headers_longer_than_the_first_request_are_fetched_to_their_end() {
+    let tmp = tempfile::tempdir().expect("a folder");
+    // 1,500 tensors have a header of more than 64 KiB.
+    let names: Vec<String> = (0..1500).map(|i| format!("a.long.name.of.a.tensor.{i:04}")).collect();
+    let tensors: Vec<_> = names.iter().map(|n| counting(n, &[64, 4], 0)).collect();
+    let bytes = file(&tensors);
+    std::fs::write(tmp.path().join("model.safetensors"), &bytes).expect("written");
+    std::fs::write(tmp.path().join("config.json"), b"{}").expect("written");
+    let hub = hub_of(tmp.path());
+    let cache = tempfile::tempdir().expect("a folder");
+    let heads = open_as("org/tiny", environment(&hub, cache.path()), Extent::Configs)
+        .unwrap_or_else(|f| panic!("{f}"));
+    let whole =
+        Checkpoint::open(tmp.path(), &OpenOptions::default()).unwrap_or_else(|f| panic!("{f}"));
+    assert_eq!(heads.tensors(), whole.tensors());
+    assert_eq!(heads.tensors().len(), 1500);
+    assert_eq!((heads.display_name(), heads.headers_only()), ("tiny", true));
+    assert!(!whole.headers_only());
+    let header = u64::from_le_bytes(*bytes.first_chunk::<8>().expect("a length")) + 8;
+    assert!(header > 65_536 && header < bytes.len() as u64 / 2);
+    // The header, config.json, and a few hundred bytes of what the repository holds.
+    let sent = hub.sent.load(Ordering::Relaxed);
+    assert!((header + 2..header + 1000).contains(&sent), "{sent} for {header}");
+}
+
+#[test]
+fn a_hub_that_sends_whole_files_or_too_little_is_refused() {
+    let large = file(&[counting("a", &[64, 1024], 0)]);
+    let files =
+        BTreeMap::from([("config.json", b"{}".to_vec()), ("model.safetensors", large.clone())]);
+    let shard = format!("/org/tiny/resolve/{COMMIT}/model.safetensors");
+    let with = |ranges: Ranges| {
+        let mut table = answers(&files);
+        table.get_mut(&shard).expect("served").ranges = ranges;
+        let hub = MockHub::start(table);
+        let cache = tempfile::tempdir().expect("a folder");
+        open_as("org/tiny", environment(&hub, cache.path()), Extent::Configs)
+    };
+    let opened = with(Ranges::Served).unwrap_or_else(|f| panic!("{f}"));
+    // The values are not at hand, and reading them says so instead of giving zeros.
+    assert_eq!(opened.tensors()["a"].shape.extents(), [64, 1024]);
+    let failure = with(Ranges::Ignored).expect_err("a whole file");
+    assert_eq!(failure.kind, FailureKind::Failed);
+    let message = &failure.problems[0].message;
+    assert!(
+        message.starts_with("model.safetensors: more than the 65,536 bytes came that were asked for; http://127.0.0.1:")
+            && message.ends_with(" does not serve parts of files"),
+        "{message}"
+    );
+    assert!(failure.problems[0].help[0].starts_with("hf download org/tiny fetches all of it"));
+    let failure = with(Ranges::Short).expect_err("too little");
+    assert_eq!(failure.problems[0].message, "model.safetensors: 65,535 of 65,536 bytes arrived");
+}
+
+#[test]
+fn headers_that_no_file_can_have_are_refused_without_being_fetched() {
+    let cases: [(u64, &str); 3] = [
+        (
+            u64::MAX,
+            "the header length says 18,446,744,073,709,551,615 bytes and the format allows 100,000,000",
+        ),
+        (99_999_999, "truncated: the header promises 100,000,007 bytes, the file has 200,000"),
+        (150_000, "the header is wrong at byte 8"),
+    ];
+    for (promised, wanted) in cases {
+        let mut bytes = promised.to_le_bytes().to_vec();
+        bytes.resize(200_000, b'x');
+        let files = BTreeMap::from([("config.json", b"{}".to_vec()), ("model.safetensors", bytes)]);
+        let hub = MockHub::start(answers(&files));
+        let cache = tempfile::tempdir().expect("a folder");
+        let failure = open_as("org/tiny", environment(&hub, cache.path()), Extent::Configs)
+            .expect_err("no header");
+        assert_eq!(failure.kind, FailureKind::Refused);
+        let message = &failure.problems[0].message;
+        assert!(message.starts_with("org/tiny/model.safetensors: "), "{message}");
+        assert!(message.contains(wanted), "{message}");
+        let sent = hub.sent.load(Ordering::Relaxed);
+        let fetched = if promised == 150_000 { 150_008 } else { 65_536 };
+        assert!(sent < fetched + 2_000, "{promised}: {sent}");
+    }
+}
+
+#[test]
+fn a_complete_snapshot_in_the_cache_is_used_and_an_incomplete_one_is_not() {
+    let hub = MockHub::start(answers(&repository()));
+    let cache = tempfile::tempdir().expect("a folder");
+    open("org/tiny", environment(&hub, cache.path())).unwrap_or_else(|f| panic!("{f}"));
+    let gets = |hub: &MockHub| hub.log().iter().filter(|l| l.starts_with("GET /org/")).count();
+    let before = gets(&hub);
+    let opened = open_as("org/tiny", environment(&hub, cache.path()), Extent::Configs)
+        .unwrap_or_else(|f| panic!("{f}"));
+    assert!(!opened.headers_only());
+    // Only the index is looked at again, which says what complete means.
+    assert_eq!(gets(&hub) - before, 1);
+    let shard = cache.path().join(format!("models--org--tiny/snapshots/{COMMIT}/{}", SHARDS[1]));
+    std::fs::remove_file(shard).expect("removed");
+    let opened = open_as("org/tiny", environment(&hub, cache.path()), Extent::Configs)
+        .unwrap_or_else(|f| panic!("{f}"));
+    // These shards are shorter than the first request, so their values came along.
+    assert_eq!(opened.tensors().len(), 2);
+}
+
+#[test]
+fn a_gguf_file_on_the_hub_is_not_planned_from_its_first_bytes() {
+    let files = BTreeMap::from([("model-Q4_K_M.gguf", b"GGUF".to_vec())]);
+    let hub = MockHub::start(answers(&files));
+    let cache = tempfile::tempdir().expect("a folder");
+    let failure =
+        open_as("org/tiny", environment(&hub, cache.path()), Extent::Configs).expect_err("refused");
+    assert_eq!(failure.kind, FailureKind::Refused);
+    assert_eq!(
+        failure.problems[0].message,
+        "model-Q4_K_M.gguf is a GGUF file; they are read from the disk, whole"
+    );
+    assert!(hub.fetched().is_empty());
+}
+
+#[test]
+fn a_quantized_model_is_estimated_from_its_headers_as_from_the_folder() {
+    let tmp = tempfile::tempdir().expect("a folder");
+    let model = testkit::fixtures().join("tiny-gemma4-dense");
+    let model = model.to_str().expect("UTF-8");
+    let none = MockHub::start(BTreeMap::new());
+    // No rule, so every weight keeps its codes and scales.
+    std::fs::write(tmp.path().join("keep.toml"), "schema = 1\nname = \"keep\"\n").expect("written");
+    // Codes beside global scales, and codes in words beside a shape; both lie behind the first request's bytes.
+    for (recipe, method) in [("nvfp4", "nvfp4-pack-quantized"), ("w4a16-g32", "pack-quantized")] {
+        let file = format!("{recipe}.rad");
+        let ok = |(code, _, err): (i32, String, String)| assert_eq!(code, 0, "{err}");
+        ok(run(tmp.path(), &none, &["convert", model, "--recipe", recipe, "-o", &file]));
+        let export = ["export", &file, "--format", "compressed-tensors", "-o", recipe];
+        ok(run(tmp.path(), &none, &export));
+        let folder = tmp.path().join(recipe);
+        let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
+        assert!(config.contains(method), "{config}");
+        let hub = hub_of(&folder);
+        let estimate = |source: &str| {
+            let args = ["estimate-kv", source, "--recipe", "keep.toml", "--target", "cpu"];
+            run(tmp.path(), &hub, &[&args[..], &["--layers"]].concat())
+        };
+        let (code, from_hub, err) = estimate("org/tiny");
+        assert_eq!(code, 0, "{err}");
+        assert_eq!(from_hub, estimate(recipe).1, "{recipe}");
+        assert!(hub.log().iter().any(|l| l.ends_with("/model.safetensors")), "{:?}", hub.log());
+        let whole = std::fs::metadata(folder.join("model.safetensors")).expect("weights").len();
+        assert!(hub.sent.load(Ordering::Relaxed) < whole / 2, "{recipe}: of {whole}");
+    }
 }

@@ -558,7 +558,7 @@ fn open_options_print_without_their_token() {
             token: Some("hf_secret".into()),
             ..Default::default()
         }),
-        on_transfer: None,
+        ..Default::default()
     };
     assert!(!format!("{options:?}").contains("hf_secret"));
 }

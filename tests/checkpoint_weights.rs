@@ -390,7 +390,7 @@ fn digests_are_those_of_the_files_and_equal_in_a_copied_folder() {
     let checkpoint = model.opened();
     let told = Mutex::new(0u64);
     let digests = checkpoint
-        .hash_files(&AtomicBool::new(false), &|n| *told.lock().expect("lock") += n)
+        .hash_files(&AtomicBool::new(false), &|n: u64| *told.lock().expect("lock") += n)
         .expect("hashed");
     // FIPS 180-2, appendix B.1.
     assert_eq!(digests[0].path, "abc.txt");
@@ -408,7 +408,7 @@ fn digests_are_those_of_the_files_and_equal_in_a_copied_folder() {
     }
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
     let again = pool
-        .install(|| copy.opened().hash_files(&AtomicBool::new(false), &|_| ()))
+        .install(|| copy.opened().hash_files(&AtomicBool::new(false), &|_: u64| ()))
         .expect("hashed");
     assert_eq!(again, digests);
 }
@@ -417,19 +417,20 @@ fn digests_are_those_of_the_files_and_equal_in_a_copied_folder() {
 fn hashing_stops_on_request_and_tells_changed_files_by_name() {
     let model = Model::sharded();
     let checkpoint = model.opened();
-    let stopped = checkpoint.hash_files(&AtomicBool::new(true), &|_| ()).expect_err("stopped");
+    let stopped = checkpoint.hash_files(&AtomicBool::new(true), &|_: u64| ()).expect_err("stopped");
     assert_eq!(
         (stopped.kind, stopped.headline.as_str()),
         (FailureKind::Failed, "stopped while hashing the source")
     );
 
     let cancel = AtomicBool::new(false);
-    let midway = checkpoint.hash_files(&cancel, &|_| cancel.store(true, Ordering::Relaxed));
+    let midway = checkpoint.hash_files(&cancel, &|_: u64| cancel.store(true, Ordering::Relaxed));
     assert_eq!(midway.expect_err("stopped").headline, "stopped while hashing the source");
 
     model.put("config.json", b"{ }  ");
     model.remove(SHARDS[1]);
-    let changed = checkpoint.hash_files(&AtomicBool::new(false), &|_| ()).expect_err("changed");
+    let changed =
+        checkpoint.hash_files(&AtomicBool::new(false), &|_: u64| ()).expect_err("changed");
     let messages: Vec<&str> = changed.problems.iter().map(|p| p.message.as_str()).collect();
     assert_eq!(messages.len(), 2);
     assert_eq!(

@@ -232,3 +232,36 @@ fn files_without_a_manifest_have_no_card() {
     assert_eq!(ran.code, 3, "{}", ran.stderr);
     assert!(ran.stderr.contains("no manifest"), "{}", ran.stderr);
 }
+
+#[test]
+fn the_page_shows_everything_and_loads_nothing() {
+    let tmp = tempdir().expect("a folder");
+    convert(tmp.path(), &dense(), &["--recipe", "nvfp4", "--devices", "2"]);
+    let ran = succeeds(tmp.path(), &["inspect", "model.rad", "--html", "page.html"]);
+    assert_eq!(ran.stdout, "");
+    let page = fs::read_to_string(tmp.path().join("page.html")).expect("a page");
+    let facts = facts(tmp.path());
+    for part in ["/file/sha256", "/file/digest", "/recipe/sha256"] {
+        let value = facts.pointer(part).and_then(Value::as_str).expect(part);
+        assert!(page.contains(value), "{part}");
+    }
+    for program in facts["graphs"]["programs"].as_array().expect("programs") {
+        assert!(page.contains(&format!("<td>{}</td>", program["name"].as_str().expect("a name"))));
+    }
+    assert_eq!(page.matches("<div class=\"device\">").count(), 2);
+    assert_eq!(page.matches("class=\"a\" style=\"width:").count(), 2);
+    assert!(page.contains("116 of 116 weights, largest error first"), "{page}");
+    // Nothing but the page itself: no address, script, style sheet or picture.
+    for outside in ["http:", "https:", "//", "<script", "<img", "@import", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(page.contains("prefers-color-scheme: dark") && page.contains("width=device-width"));
+    // The largest share fills a bar.
+    let widths =
+        page.split("width:").skip(1).filter_map(|w| w.split('%').next()?.parse::<f64>().ok());
+    assert!(widths.fold(0.0, f64::max) <= 100.0);
+    assert_eq!(
+        radpack(tmp.path(), &["inspect", "model.rad", "--html", "x.html", "--json"]).code,
+        2
+    );
+}

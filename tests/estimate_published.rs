@@ -1,10 +1,12 @@
 //! Published cache sizes, reproduced from configurations and shapes alone.
 
+mod published_support;
+
 use std::collections::BTreeMap;
 use std::fs;
 
 use radpack::estimate::{
-    self, Estimate, Held, MemoryModel, Options, Part, TokenBytes, is_paged, token_bytes,
+    self, Estimate, Held, LayerPages, MemoryModel, Options, Part, TokenBytes, is_paged, token_bytes,
 };
 use radpack::graph::{self, Shards};
 use radpack::model::{self, Model, ModelSpec, WeightTable};
@@ -12,24 +14,9 @@ use radpack::partition::{self, Models};
 use radpack::recipe::{self, MemoryBudget, Profile, Recipe};
 use radpack::tensor::{DType, Shape, TensorInfo};
 
-const MIB: u64 = 1 << 20;
+use published_support::published;
 
-fn published(name: &str) -> Model {
-    let at = testkit::fixtures().join("gemma4");
-    let config = fs::read_to_string(at.join(format!("configs/{name}.json"))).expect("config");
-    let shapes = fs::read_to_string(at.join(format!("shapes/{name}.tsv"))).expect("shapes");
-    let tensors: BTreeMap<String, TensorInfo> = shapes
-        .lines()
-        .map(|line| {
-            let fields: Vec<&str> = line.split('\t').collect();
-            let dtype = if fields[1] == "I64" { DType::I64 } else { DType::BF16 };
-            let shape: Vec<u64> = serde_json::from_str(fields[2]).expect("extents");
-            (fields[0].to_owned(), TensorInfo { dtype, shape: Shape::new(shape) })
-        })
-        .collect();
-    let config = serde_json::from_str(&config).expect("JSON");
-    model::read(&config, None, &tensors).unwrap_or_else(|f| panic!("{name}\n{f}"))
-}
+const MIB: u64 = 1 << 20;
 
 struct Planned {
     model: MemoryModel,
@@ -241,41 +228,69 @@ fn rebellions_half_the_memory_is_refused_with_what_would_fit() {
     assert!(!with(bytes - 1).misfits.is_empty());
 }
 
-/// A dense model's tensors under the names of Qwen3 in transformers.
+/// Qwen3 8B, 36 layers whose heads have norms.
 fn qwen3_8b() -> Model {
-    let mut config = tiny_config("tiny-qwen3");
-    let sizes = serde_json::json!({
-        "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40960,
-        "tie_word_embeddings": false
-    });
-    set(&mut config, &sizes);
-    let mut tensors: BTreeMap<String, TensorInfo> = BTreeMap::new();
-    let mut put = |name: String, shape: &[u64]| {
-        tensors.insert(name, TensorInfo { dtype: DType::BF16, shape: Shape::from(shape) });
-    };
-    put("model.embed_tokens.weight".into(), &[151_936, 4096]);
-    put("lm_head.weight".into(), &[151_936, 4096]);
-    put("model.norm.weight".into(), &[4096]);
-    for i in 0..36 {
-        let all: [(&str, &[u64]); 11] = [
-            ("self_attn.q_proj", &[4096, 4096]),
-            ("self_attn.k_proj", &[1024, 4096]),
-            ("self_attn.v_proj", &[1024, 4096]),
-            ("self_attn.o_proj", &[4096, 4096]),
-            ("self_attn.q_norm", &[128]),
-            ("self_attn.k_norm", &[128]),
-            ("mlp.gate_proj", &[12288, 4096]),
-            ("mlp.up_proj", &[12288, 4096]),
-            ("mlp.down_proj", &[4096, 12288]),
-            ("input_layernorm", &[4096]),
-            ("post_attention_layernorm", &[4096]),
-        ];
-        for (name, shape) in all {
-            put(format!("model.layers.{i}.{name}.weight"), shape);
+    let sizes =
+        Dense { layers: 36, mlp: 12288, vocabulary: 151_936, positions: 40960, norms: true };
+    sizes.model("tiny-qwen3")
+}
+
+/// Llama 3.1 8B in bf16 under settings.
+fn llama_8b(sets: &[&str]) -> Planned {
+    let sizes =
+        Dense { layers: 32, mlp: 14336, vocabulary: 128_256, positions: 131_072, norms: false };
+    let model = sizes.model("tiny-llama");
+    let recipe = recipe("bf16", sets);
+    memory(&model.spec, None, &model.table, &recipe).unwrap_or_else(|f| panic!("{f}"))
+}
+
+/// A dense model of width 4096 with 32 query and 8 key heads.
+struct Dense {
+    layers: u64,
+    mlp: u64,
+    vocabulary: u64,
+    positions: u64,
+    norms: bool,
+}
+
+impl Dense {
+    /// The model, its tensors under the names that transformers gives them.
+    fn model(&self, tiny: &str) -> Model {
+        let mut config = tiny_config(tiny);
+        let sizes = serde_json::json!({
+            "hidden_size": 4096, "intermediate_size": self.mlp, "num_hidden_layers": self.layers,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.positions, "tie_word_embeddings": false
+        });
+        set(&mut config, &sizes);
+        let mut tensors: BTreeMap<String, TensorInfo> = BTreeMap::new();
+        let mut put = |name: String, shape: &[u64]| {
+            tensors.insert(name, TensorInfo { dtype: DType::BF16, shape: Shape::from(shape) });
+        };
+        put("model.embed_tokens.weight".into(), &[self.vocabulary, 4096]);
+        put("lm_head.weight".into(), &[self.vocabulary, 4096]);
+        put("model.norm.weight".into(), &[4096]);
+        for i in 0..self.layers {
+            let all: [(&str, &[u64]); 11] = [
+                ("self_attn.q_proj", &[4096, 4096]),
+                ("self_attn.k_proj", &[1024, 4096]),
+                ("self_attn.v_proj", &[1024, 4096]),
+                ("self_attn.o_proj", &[4096, 4096]),
+                ("self_attn.q_norm", &[128]),
+                ("self_attn.k_norm", &[128]),
+                ("mlp.gate_proj", &[self.mlp, 4096]),
+                ("mlp.up_proj", &[self.mlp, 4096]),
+                ("mlp.down_proj", &[4096, self.mlp]),
+                ("input_layernorm", &[4096]),
+                ("post_attention_layernorm", &[4096]),
+            ];
+            let held = |(name, _): &(&str, &[u64])| self.norms || !name.ends_with("_norm");
+            for (name, shape) in all.into_iter().filter(held) {
+                put(format!("model.layers.{i}.{name}.weight"), shape);
+            }
         }
+        model::read(&config, None, &tensors).unwrap_or_else(|f| panic!("{f}"))
     }
-    model::read(&config, None, &tensors).unwrap_or_else(|f| panic!("{f}"))
 }
 
 fn tiny_config(name: &str) -> serde_json::Value {
@@ -398,26 +413,219 @@ fn published_vram_minimums_are_a_fifth_more_than_the_nominal_weights() {
     }
 }
 
+/// A family's configuration with other sizes, and what a token takes in bf16.
+fn of(tiny: &str, values: serde_json::Value) -> TokenBytes {
+    let mut config = tiny_config(tiny);
+    set(&mut config, &values);
+    let spec = model::read_spec(&config, None).unwrap_or_else(|f| panic!("{tiny}\n{f}"));
+    token_bytes(&spec, 2)
+}
+
+fn full(full: u64) -> TokenBytes {
+    TokenBytes { full, window: 0 }
+}
+
+/// Sizes that every dense family's configuration names.
+fn dense(layers: u64, q: u64, kv: u64, hidden: u64) -> serde_json::Value {
+    serde_json::json!({
+        "num_hidden_layers": layers, "num_attention_heads": q, "num_key_value_heads": kv, "head_dim": 128,
+        "hidden_size": hidden
+    })
+}
+
+/// Cache bytes of one sequence when rings keep no more than a window.
+fn sequence(bytes: TokenBytes, tokens: u64, window: u64) -> u64 {
+    bytes.full * tokens + bytes.window * tokens.min(window)
+}
+
 #[test]
-fn a_token_takes_what_heads_and_layers_say_in_every_family() {
-    let of = |tiny: &str, values: serde_json::Value| {
-        let mut config = tiny_config(tiny);
-        set(&mut config, &values);
-        let spec = model::read_spec(&config, None).unwrap_or_else(|f| panic!("{tiny}\n{f}"));
-        token_bytes(&spec, 2)
-    };
-    let dense = |layers: u64, q: u64, kv: u64| {
-        serde_json::json!({
-            "num_hidden_layers": layers, "num_attention_heads": q, "num_key_value_heads": kv, "head_dim": 128,
-            "hidden_size": 4096
-        })
-    };
-    // Llama 3.1 8B, Mistral 7B (all layers full from version 0.2), Qwen3 8B, Qwen3 30B-A3B.
-    let full = |full| TokenBytes { full, window: 0 };
-    assert_eq!(of("tiny-llama", dense(32, 32, 8)), full(131_072));
-    assert_eq!(of("tiny-qwen3", dense(36, 32, 8)), full(147_456));
-    // The numbers are those of grouped heads: with every query head a key head it would be four times as much.
-    assert_eq!(of("tiny-llama", dense(32, 32, 32)), full(524_288));
+fn unsloth_4757_a_token_takes_what_heads_and_layers_say_in_every_family() {
+    // Llama 2 7B keeps a key head for every query head, Llama 3.1 8B, 3.1 70B and Qwen3 8B share them.
+    assert_eq!(of("tiny-llama", dense(32, 32, 32, 4096)), full(524_288));
+    assert_eq!(of("tiny-llama", dense(32, 32, 8, 4096)), full(131_072));
+    assert_eq!(of("tiny-llama", dense(80, 64, 8, 8192)), full(327_680));
+    assert_eq!(of("tiny-qwen3", dense(36, 32, 8, 4096)), full(147_456));
+    // One key head for all, as MQA models have it.
+    assert_eq!(of("tiny-llama", dense(32, 32, 1, 4096)), full(16_384));
+}
+
+#[test]
+fn unsloth_4757_one_formula_for_all_is_682_percent_over_for_gemma_3_27b() {
+    // google/gemma-3-27b-it: 62 layers, every sixth sees all, windows of 1024.
+    let mut values = dense(62, 32, 16, 5376);
+    let kinds = (1..=62).map(|n| if n % 6 == 0 { "full_attention" } else { "sliding_attention" });
+    values["layer_types"] = kinds.collect();
+    values["sliding_window"] = 1024.into();
+    values["query_pre_attn_scalar"] = 168.into();
+    let bytes = of("tiny-gemma3", values);
+    assert_eq!(bytes, TokenBytes { full: 10 * 8192, window: 52 * 8192 });
+    let ours = sequence(bytes, 131_072, 1024);
+    assert_eq!(ours, 11_173_625_856);
+    // Every layer at full length, heads as wide as hidden_size / heads (168) instead of head_dim (128): the reported
+    // excess at 131,072 tokens.
+    let uniform = 131_072 * 62 * 2 * 16 * (5376 / 32) * 2;
+    let over = (uniform - ours) as f64 / ours as f64 * 100.0;
+    assert_eq!(format!("{over:.0}"), "682");
+}
+
+#[test]
+fn hf_mem_70_full_pages_take_12_00_gib_where_windows_keep_6_09() {
+    // 24 layers of 8 key heads × 64, every second with a window of 128, 32 sequences of 8,192 tokens in bf16. The
+    // geometry is that of gpt-oss 20B; the figures follow from the kinds of layers, not from the family.
+    let mut values = dense(24, 64, 8, 2880);
+    let kinds = (0..24).map(|n| if n % 2 == 0 { "sliding_attention" } else { "full_attention" });
+    values["layer_types"] = kinds.collect();
+    values["sliding_window"] = 128.into();
+    values["head_dim"] = 64.into();
+    let bytes = of("tiny-gemma3", values);
+    assert_eq!(bytes, TokenBytes { full: 24_576, window: 24_576 });
+    let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
+    assert_eq!(gib(32 * sequence(bytes, 8192, 128)), "6.09");
+    assert_eq!(gib(32 * 8192 * (bytes.full + bytes.window)), "12.00");
+    // Pages over groups of layers, as vLLM hands them out with steps of 128 tokens: 12 layers at full length, 12 with
+    // the window, the step, and one more block.
+    let kinds =
+        [None, Some(128)].map(|window| LayerPages { layers: 12, token_bytes: 2048, window });
+    let pages = estimate::uniform_pages(&kinds, 16).expect("equal pages");
+    assert_eq!((pages.block_bytes, pages.per_sequence(8192, 128)), (16 * 2048 * 12, 512 + 17));
+    assert_eq!(gib(32 * pages.per_sequence(8192, 128) * pages.block_bytes), "6.20");
+}
+
+#[test]
+fn vllm_fit_14_shared_key_heads_are_counted_once() {
+    // Qwen3 30B-A3B: 48 layers, 4 key heads for 32 query heads. A factor of query heads would be eight times as much.
+    let moe = of("tiny-qwen3-moe", dense(48, 32, 4, 2048));
+    assert_eq!(moe, full(98_304));
+    assert_eq!(of("tiny-qwen3-moe", dense(48, 32, 32, 2048)), full(8 * 98_304));
+    // Qwen3 235B-A22B.
+    assert_eq!(of("tiny-qwen3-moe", dense(94, 64, 4, 4096)), full(192_512));
+}
+
+#[test]
+fn mistral_7b_keeps_a_window_in_version_0_1_and_everything_since() {
+    let mut values = dense(32, 32, 8, 4096);
+    values["sliding_window"] = serde_json::Value::Null;
+    assert_eq!(of("tiny-mistral", values.clone()), full(131_072));
+    values["sliding_window"] = 4096.into();
+    let bytes = of("tiny-mistral", values);
+    assert_eq!(bytes, TokenBytes { full: 0, window: 131_072 });
+    assert_eq!(sequence(bytes, 32_768, 4096), 512 * MIB);
+}
+
+#[test]
+fn gemma_4_variants_keep_full_window_and_shared_layers_apart() {
     let gemma4 = |name: &str| token_bytes(&published(name).spec, 2);
-    assert_eq!(gemma4("gemma-4-31B"), TokenBytes { full: 81_920, window: 819_200 });
+    let cases = [
+        // 10 full layers of 4 heads × 512, 50 with windows of 16 × 256.
+        ("gemma-4-31B", 81_920, 819_200),
+        // 5 of 2 × 512, 25 of 8 × 256.
+        ("gemma-4-26B-A4B", 20_480, 204_800),
+        // 8 of 1 × 512, 40 of 8 × 256.
+        ("gemma-4-12B", 16_384, 327_680),
+        // 42 layers, the last 18 of which read an earlier layer's cache: 4 of 2 × 512, 20 of 2 × 256 keep their own.
+        ("gemma-4-E4B", 16_384, 40_960),
+        // 35 layers, the last 20 shared: 3 of 1 × 512, 12 of 1 × 256.
+        ("gemma-4-E2B", 6_144, 12_288),
+    ];
+    for (name, full, window) in cases {
+        assert_eq!(gemma4(name), TokenBytes { full, window }, "{name}");
+    }
+    // Without sharing E2B would take more than twice as much.
+    assert_eq!(7 * 2 * 512 * 2 + 28 * 2 * 256 * 2, 43_008);
+}
+
+#[test]
+fn vllm_2418_a_length_that_does_not_fit_is_told_with_the_longest_that_does() {
+    // One card that has room for less than one sequence of Llama 3.1 8B in bf16 at 131,072 tokens.
+    let planned = llama_8b(&["target.profile=nvidia-h100", "graphs.batch_size=1"]);
+    let with = |budget: u64| {
+        let budget = Some(MemoryBudget::Bytes(budget));
+        planned.with(Options { budget, ..Options::default() })
+    };
+    let e = with(20_000_000_000);
+    assert_eq!((e.blocks, e.tokens, e.max_seq_len), (1_274, 20_384, 131_072));
+    let problem = &e.misfits[0];
+    assert!(
+        problem.message.starts_with(
+            "1,274 cache blocks fit, 8,193 are needed for one sequence of 131,072 tokens"
+        ),
+        "{}",
+        problem.message
+    );
+    assert_eq!(problem.help[0], "--max-seq-len 20368 fits");
+    // Every block of 16 tokens is 2 MiB, and every point of the curve follows from the same blocks, one of them null.
+    assert_eq!(e.block_bytes, 2 * MIB);
+    let curve: Vec<(u64, u64)> = e.concurrency.iter().map(|c| (c.sequences, c.tokens)).collect();
+    assert_eq!(curve, [(1, 20_368)]);
+}
+
+#[test]
+fn the_curve_of_context_against_concurrency_is_what_the_blocks_allow() {
+    let e = seed(&[]).estimate();
+    let curve: Vec<(u64, u64)> = e.concurrency.iter().map(|c| (c.sequences, c.tokens)).collect();
+    // 35 allocatable blocks of 16,384 tokens; a sequence has at most 16.
+    let tokens = |sequences: u64| (35 / sequences * 16_384).min(262_144);
+    assert_eq!(curve, [1, 2, 4, 8].map(|n| (n, tokens(n))));
+    assert_eq!(curve, [(1, 262_144), (2, 262_144), (4, 131_072), (8, 65_536)]);
+}
+
+#[test]
+fn the_picture_is_one_well_formed_document_of_the_answer() {
+    let e = seed(&[]).estimate();
+    let svg = estimate::svg(&e, "a <title> & more");
+    assert_eq!(svg, estimate::svg(&e, "a <title> & more"));
+    assert!(
+        svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\"") && svg.ends_with("</svg>\n")
+    );
+    assert!(svg.contains("<title>a &lt;title&gt; &amp; more</title>"));
+    assert_eq!(well_formed(&svg), Ok(()));
+    // A bar of the tightest device: weights 1,937.5 of 16,384 MiB on 630 units, from the end of the reserve.
+    assert!(
+        svg.contains(
+            "x=\"121.1\" y=\"62.0\" width=\"74.5\" height=\"18.0\"><title>weights: 1.89 GiB"
+        ),
+        "{svg}"
+    );
+    assert!(svg.contains("<title>36 KV blocks: 11.25 GiB</title>"), "{svg}");
+    for tokens in ["262,144", "131,072", "65,536"] {
+        assert!(svg.contains(&format!(">{tokens}</text>")), "{tokens}");
+    }
+    for part in ["weights 1.89 GiB", "window KV 400.00 MiB", "KV blocks 11.25 GiB"] {
+        assert!(svg.contains(&format!(">{part}</text>")), "{part}");
+    }
+    assert!(svg.contains("prefers-color-scheme: dark"));
+    // Devices 0 to 15 hold the same of what is counted, so they share one bar.
+    assert_eq!(svg.matches("<title>weights: ").count(), 1);
+    let misfit = estimate::svg(&seed(&["target.memory_budget=0.1"]).estimate(), "none");
+    assert_eq!(well_formed(&misfit), Ok(()));
+    assert!(!misfit.contains("KV blocks:") && misfit.contains(">KV blocks 0 B</text>"), "{misfit}");
+}
+
+/// Whether every element of an XML text is closed by its own end tag and no text holds a bare `<` or `&`.
+fn well_formed(text: &str) -> Result<(), String> {
+    let mut open: Vec<&str> = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('<') {
+        let between = &rest[..at];
+        for (i, _) in between.match_indices('&') {
+            let entity = between[i + 1..].split(';').next().unwrap_or("");
+            if !["amp", "lt", "gt", "quot"].contains(&entity) {
+                return Err(format!("a bare & before {entity:?}"));
+            }
+        }
+        let end = rest[at..].find('>').ok_or("a tag without end")? + at;
+        let tag = &rest[at + 1..end];
+        if !tag.matches('"').count().is_multiple_of(2) || tag.contains('<') {
+            return Err(format!("a torn tag <{tag}>"));
+        }
+        if let Some(name) = tag.strip_prefix('/') {
+            if open.pop() != Some(name) {
+                return Err(format!("</{name}> closes another element"));
+            }
+        } else if !tag.ends_with('/') {
+            open.push(tag.split(' ').next().unwrap_or(""));
+        }
+        rest = &rest[end + 1..];
+    }
+    if open.is_empty() { Ok(()) } else { Err(format!("left open: {open:?}")) }
 }

@@ -1,33 +1,18 @@
 //! Gemma 4 31B under the published recipes: which programs, which input shapes, how large, and every rule that
 //! optimum-rbln 0.11.2 has about sizes.
 
-use std::collections::BTreeMap;
-use std::fs;
+mod published_support;
+
 use std::sync::Arc;
 
 use radpack::diag::{Failure, SourceText};
 use radpack::graph::{self, Programs, Shards, Sizes, wire};
-use radpack::model::{self, Model};
+use radpack::model::Model;
 use radpack::partition::{self, Models};
 use radpack::recipe::{self, Profile, Recipe};
-use radpack::tensor::{DType, Shape, TensorInfo};
+use radpack::tensor::DType;
 
-fn published(name: &str) -> Model {
-    let at = testkit::fixtures().join("gemma4");
-    let config = fs::read_to_string(at.join(format!("configs/{name}.json"))).expect("config");
-    let shapes = fs::read_to_string(at.join(format!("shapes/{name}.tsv"))).expect("shapes");
-    let tensors: BTreeMap<String, TensorInfo> = shapes
-        .lines()
-        .map(|line| {
-            let fields: Vec<&str> = line.split('\t').collect();
-            let dtype = if fields[1] == "I64" { DType::I64 } else { DType::BF16 };
-            let shape: Vec<u64> = serde_json::from_str(fields[2]).expect("extents");
-            (fields[0].to_owned(), TensorInfo { dtype, shape: Shape::new(shape) })
-        })
-        .collect();
-    let config = serde_json::from_str(&config).expect("JSON");
-    model::read(&config, None, &tensors).unwrap_or_else(|f| panic!("{name}\n{f}"))
-}
+use published_support::published;
 
 fn profile(recipe: &Recipe) -> Option<Profile> {
     recipe.target.profile.as_deref().map(|p| Profile::find(p).expect("a profile"))

@@ -1,39 +1,17 @@
 //! The ten published Gemma 4 variants: every tensor of each maps to a weight, none is left over, and the totals are
 //! those of the published files.
 
+mod published_support;
+
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
 
 use radpack::model::{
-    self, AttentionKind, AudioSpec, Class, ImageAttention, KvSource, Model, RopeScaling, Tower,
-    ValueSource, VisionSpec,
+    AttentionKind, AudioSpec, Class, ImageAttention, KvSource, RopeScaling, Tower, ValueSource,
+    VisionSpec, draft_mismatches,
 };
 use radpack::tensor::{DType, Shape, TensorInfo};
 
-fn fixtures() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/gemma4")
-}
-
-fn tensors(name: &str) -> BTreeMap<String, TensorInfo> {
-    let text = fs::read_to_string(fixtures().join(format!("shapes/{name}.tsv"))).expect("shapes");
-    text.lines()
-        .map(|line| {
-            let mut fields = line.split('\t');
-            let mut next = || fields.next().expect("three fields");
-            let (name, dtype, shape) = (next().to_owned(), next(), next());
-            let dtype = if dtype == "I64" { DType::I64 } else { DType::BF16 };
-            let shape: Vec<u64> = serde_json::from_str(shape).expect("extents");
-            (name, TensorInfo { dtype, shape: Shape::new(shape) })
-        })
-        .collect()
-}
-
-fn model(name: &str) -> Model {
-    let text = fs::read_to_string(fixtures().join(format!("configs/{name}.json"))).expect("config");
-    let config = serde_json::from_str(&text).expect("JSON");
-    model::read(&config, None, &tensors(name)).unwrap_or_else(|f| panic!("{name}\n{f}"))
-}
+use published_support::{published as model, tensors};
 
 /// Elements and bytes of a checkpoint.
 fn totals(tensors: &BTreeMap<String, TensorInfo>) -> (u64, u64) {
@@ -289,12 +267,12 @@ fn a_draft_head_is_named_draft_and_fits_its_own_target_only() {
     for (i, size) in sizes.iter().enumerate() {
         let target = model(&format!("gemma-4-{size}")).spec;
         for (j, draft) in drafts.iter().enumerate() {
-            let fits = model::draft_mismatches(&target, &draft.spec).is_empty();
+            let fits = draft_mismatches(&target, &draft.spec).is_empty();
             assert_eq!(fits, i == j, "{size} with the draft of {}", sizes[j]);
         }
     }
     let target = model("gemma-4-E4B").spec;
-    let problems: Vec<String> = model::draft_mismatches(&target, &drafts[4].spec)
+    let problems: Vec<String> = draft_mismatches(&target, &drafts[4].spec)
         .into_vec()
         .into_iter()
         .map(|p| p.message)
@@ -307,5 +285,5 @@ fn a_draft_head_is_named_draft_and_fits_its_own_target_only() {
             "the draft head expects key heads of full layers 1, the model has 2",
         ]
     );
-    assert_eq!(model::draft_mismatches(&target, &target).into_vec().len(), 1);
+    assert_eq!(draft_mismatches(&target, &target).into_vec().len(), 1);
 }

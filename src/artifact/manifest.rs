@@ -20,6 +20,11 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// Largest manifest that is read: a hundred times that of a model with ten thousand expert weights.
 pub const MAX_BYTES: usize = 256 << 20;
 
+/// Largest value of [`KvSummary::blocks`].
+pub const MAX_KV_BLOCKS: u64 = u32::MAX as u64;
+/// Digits of [`MAX_KV_BLOCKS`]: what a document has room for.
+const KV_BLOCKS_DIGITS: usize = 10;
+
 /// A SHA-256 digest, 64 lower-case hex digits in JSON.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Sha256Hex(pub [u8; 32]);
@@ -147,6 +152,10 @@ pub struct KvSummary {
     pub full_blocks: u64,
     /// Fewest blocks to serve with.
     pub min_blocks: u64,
+    /// Blocks that an engine is to allocate, 1 to [`MAX_KV_BLOCKS`]; null leaves the number to the engine. The one
+    /// value that may be changed in a finished file ([`super::patch`]).
+    #[serde(default)]
+    pub blocks: Option<u64>,
     /// Whether prefill calls start at borders that leave slots unused.
     pub aligned: bool,
     /// Tokens that the draft head proposes at once; 0 without one.
@@ -350,10 +359,16 @@ pub enum ManifestError {
 }
 
 impl Manifest {
-    /// The document's bytes: indented JSON that ends in a line feed.
+    /// The document's bytes: indented JSON that ends in a line feed. Blanks before the line feed make its length the
+    /// same for every [`KvSummary::blocks`].
     pub fn to_bytes(&self) -> Vec<u8> {
         // Only maps with keys other than strings and failing writers make serialization fail; there are none here.
         let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
+        if let Some(graphs) = &self.graphs {
+            let written = graphs.kv.blocks.map_or("null".len(), |n| n.to_string().len());
+            let room = KV_BLOCKS_DIGITS.saturating_sub(written);
+            bytes.resize(bytes.len().saturating_add(room), b' ');
+        }
         bytes.push(b'\n');
         bytes
     }

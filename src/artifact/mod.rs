@@ -6,6 +6,7 @@
 //! | `wire`, `strings`, `tables`, `experts` | rows as they lie in the file; the checks of a conforming reader |
 //! | `contents`, `plan`, `writer` | [`Contents`] → [`Layout`], every offset before any data → [`Writer`] |
 //! | `reader` | [`Artifact`]: a mapped file that passed the checks |
+//! | [`patch`] | the one value that may change in a finished file |
 //! | `weights` | [`Weights`]: whole weights, put together from pieces in a file for several devices |
 //! | [`metadata`] | metadata rows from a checkpoint's configuration files |
 //! | [`manifest`], [`digests`], [`errors`], [`partition`] | this project's entries; `schemas/rad.md` specifies their bytes |
@@ -22,6 +23,7 @@ pub mod layout;
 pub mod manifest;
 pub mod metadata;
 pub mod partition;
+pub mod patch;
 mod pieces;
 mod plan;
 mod reader;

@@ -233,6 +233,12 @@ impl Artifact {
         self.meta_rows(key).find(|r| r.0 == META_TEXT).map(|r| self.text(r.1))
     }
 
+    /// Where the text of [`Artifact::meta_text`] begins in the file.
+    pub(super) fn meta_text_at(&self, key: &str) -> Option<u64> {
+        let (_, value) = self.meta_rows(key).find(|r| r.0 == META_TEXT)?;
+        self.tables.header.str_off.checked_add(value)
+    }
+
     /// Number of directory entries.
     pub fn len(&self) -> usize {
         self.tables.entries.len()

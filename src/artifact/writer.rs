@@ -2,7 +2,7 @@
 //!
 //! The file is made as `OUT.partial` beside OUT and takes OUT's place in one rename at the end, after everything
 //! reached the disk. Its header is written last, so a partial file never opens as a container. Killed at any moment,
-//! a writer leaves OUT as it was, and at most a partial file that the next one replaces.
+//! a writer leaves OUT as it was, and at most a partial file that the next one replaces or goes on with.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -29,6 +29,8 @@ pub struct Writer {
     written: Vec<Vec<Mutex<Coverage>>>,
     texts: Mutex<BTreeSet<String>>,
     finished: bool,
+    /// Whether the partial file stays when the writer is dropped unfinished.
+    stays: bool,
 }
 
 /// Disjoint, sorted, non-adjacent ranges.
@@ -86,6 +88,53 @@ impl Writer {
     /// # Errors
     /// Another writer is making the same file, `out` is a folder, or the system's error (no space, no permission).
     pub fn create(out: &Path, layout: Layout) -> Result<Writer> {
+        let writer = Writer::open(out, layout, false)?;
+        writer.file.set_len(0).map_err(|e| writer.fail("empty", &e))?;
+        writer.reserve()?;
+        Ok(writer)
+    }
+
+    /// Goes on with the `OUT.partial` that an earlier writer of a file of this size left, or creates it; says which. The
+    /// partial file stays when this writer is dropped unfinished. What it holds counts as unwritten until
+    /// [`Writer::keep`] says otherwise; bytes that belong to no plane are made zero.
+    ///
+    /// # Errors
+    /// As [`Writer::create`].
+    pub fn resume(out: &Path, layout: Layout) -> Result<(Writer, bool)> {
+        let writer = Writer::open(out, layout, true)?;
+        let found = writer.file.metadata().map_err(|e| writer.fail("examine", &e))?.len();
+        let resumed = found == writer.layout.file_bytes();
+        if resumed {
+            writer.clear_gaps().map_err(|e| writer.fail("write", &e))?;
+        } else {
+            writer.file.set_len(0).map_err(|e| writer.fail("empty", &e))?;
+        }
+        writer.reserve()?;
+        Ok((writer, resumed))
+    }
+
+    /// Writes zeros wherever no plane lies: another file of the same size may have been in the making here.
+    fn clear_gaps(&self) -> io::Result<()> {
+        static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+        let planes = (0..self.layout.entries()).flat_map(|e| self.layout.planes(e));
+        let mut taken: Vec<(u64, u64)> =
+            planes.map(|p| (p.offset, p.offset.saturating_add(p.bytes))).collect();
+        taken.sort_unstable();
+        let end = self.layout.file_bytes();
+        let mut at = 0;
+        for (from, to) in taken.into_iter().chain([(end, end)]) {
+            while at < from {
+                let n = (from - at).min(ZEROS.len() as u64);
+                self.file.write_all_at(ZEROS.get(..n as usize).unwrap_or_default(), at)?;
+                at += n;
+            }
+            at = at.max(to);
+        }
+        Ok(())
+    }
+
+    /// Claims the partial file as it is.
+    fn open(out: &Path, layout: Layout, stays: bool) -> Result<Writer> {
         let out = match std::fs::canonicalize(out) {
             Ok(existing) if existing.is_dir() => {
                 let message = format!("the output {} is a folder", out.display());
@@ -98,8 +147,8 @@ impl Writer {
         let file = claim(&partial)?;
         let planes = |e| layout.planes(e).iter().map(|_| Mutex::default()).collect();
         let written = (0..layout.entries()).map(planes).collect();
-        // From here on, dropping the writer removes the partial file.
-        let writer = Writer {
+        // From here on, dropping the writer removes the partial file, unless it is to stay.
+        Ok(Writer {
             written,
             layout,
             file,
@@ -107,17 +156,43 @@ impl Writer {
             out,
             texts: Mutex::default(),
             finished: false,
-        };
-        let bytes = writer.layout.file_bytes();
-        writer.file.set_len(0).map_err(|e| writer.fail("empty", &e))?;
-        reserve(&writer.file, bytes).map_err(|e| match e.kind() {
+            stays,
+        })
+    }
+
+    /// Gives the partial file its whole size on the disk.
+    fn reserve(&self) -> Result<()> {
+        let bytes = self.layout.file_bytes();
+        reserve(&self.file, bytes).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => Failure::plain(
                 FailureKind::Failed,
-                format!("no room for {} ({}): {e}", writer.out.display(), size(bytes)),
+                format!("no room for {} ({}): {e}", self.out.display(), size(bytes)),
             ),
-            _ => writer.fail("reserve space for", &e),
-        })?;
-        Ok(writer)
+            _ => self.fail("reserve space for", &e),
+        })
+    }
+
+    /// The partial file.
+    pub fn partial(&self) -> &Path {
+        &self.partial
+    }
+
+    /// Takes an entry as written: the caller has read it back and found what it wanted.
+    ///
+    /// # Errors
+    /// Part of the entry was written by this writer.
+    pub fn keep(&self, entry: usize) -> Result<()> {
+        for (plane, at) in self.layout.planes(entry).iter().enumerate() {
+            let coverage = self.written.get(entry).and_then(|e| e.get(plane));
+            let fresh = coverage.is_some_and(|c| {
+                let mut c = c.lock().unwrap_or_else(PoisonError::into_inner);
+                at.bytes == 0 || c.add(0, at.bytes)
+            });
+            if !fresh {
+                return Err(self.misuse(entry, plane, "is kept, and was written already".into()));
+            }
+        }
+        Ok(())
     }
 
     /// The layout being written.
@@ -194,16 +269,8 @@ impl Writer {
     pub fn finish(mut self) -> Result<PathBuf> {
         self.check_complete()?;
         self.write_tables().map_err(|e| self.fail("write", &e))?;
-        self.file.sync_all().map_err(|e| self.fail("bring to disk", &e))?;
-        std::fs::rename(&self.partial, &self.out).map_err(|e| self.fail("rename", &e))?;
+        publish(&self.file, &self.partial, &self.out)?;
         self.finished = true;
-        let folder = match self.out.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
-        File::open(folder)
-            .and_then(|f| f.sync_all())
-            .map_err(|e| Failure::io("bring to disk the folder", folder, &e))?;
         Ok(std::mem::take(&mut self.out))
     }
 
@@ -274,15 +341,28 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        if !self.finished {
+        if !self.finished && !self.stays {
             // Nothing can be done about an error here; the next writer replaces the file.
             let _ = std::fs::remove_file(&self.partial);
         }
     }
 }
 
+/// Brings a partial file to the disk and puts it in the place of `out`, in one rename.
+pub(super) fn publish(file: &File, partial: &Path, out: &Path) -> Result<()> {
+    file.sync_all().map_err(|e| Failure::io("bring to disk", partial, &e))?;
+    std::fs::rename(partial, out).map_err(|e| Failure::io("rename", partial, &e))?;
+    let folder = match out.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    };
+    File::open(folder)
+        .and_then(|f| f.sync_all())
+        .map_err(|e| Failure::io("bring to disk the folder", folder, &e))
+}
+
 /// Opens the partial file and locks it for this process.
-fn claim(partial: &Path) -> Result<File> {
+pub(super) fn claim(partial: &Path) -> Result<File> {
     let fail = |doing: &'static str| move |e: io::Error| Failure::io(doing, partial, &e);
     // A writer that finishes renames its partial file away between our opening and our locking it; then the lock is
     // on what has become its output, and a new file must be opened. Each round means another writer finished.

@@ -6,11 +6,12 @@
 
 mod command;
 mod facts;
+mod report;
 mod serving;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{Environment, UndefinedBehavior, Value};
+use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value};
 use serde_json::{Value as Json, json};
 
 use crate::artifact::Artifact;
@@ -21,6 +22,10 @@ pub use facts::facts;
 /// The built-in template; `radpack card --template` takes another one.
 pub const TEMPLATE: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/recipes/cards/model.md.jinja"));
+
+/// The page of [`report`].
+const REPORT: &str =
+    include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/recipes/cards/report.html.jinja"));
 
 /// Steps that a template may take; the built-in one takes some thousand for a model of a hundred programs.
 const FUEL: u64 = 10_000_000;
@@ -103,13 +108,27 @@ pub fn card(
     render(&facts, name, template)
 }
 
+/// A page that shows an artifact in a browser: one HTML file that loads nothing.
+///
+/// # Errors
+/// As [`facts()`]; weights that cannot be put together ([`FailureKind::Invalid`]).
+pub fn report(artifact: &Artifact, additions: &Additions) -> Result<String> {
+    let facts = report::facts(artifact, additions)?;
+    render(&facts, "report.html.jinja", REPORT)
+}
+
+/// Renders a template; one whose name says HTML has its values escaped.
 fn render(facts: &Json, name: &str, template: &str) -> Result<String> {
+    let internal = |e: minijinja::Error| Failure::plain(FailureKind::Failed, e.to_string());
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    let internal = |e: minijinja::Error| Failure::plain(FailureKind::Failed, e.to_string());
     environment.set_syntax(syntax.map_err(internal)?);
     environment.set_fuel(Some(FUEL));
+    environment.set_auto_escape_callback(|name| match name.contains(".html") {
+        true => AutoEscape::Html,
+        false => AutoEscape::None,
+    });
     environment.add_filter("size", |bytes: u64| diag::size(bytes));
     environment.add_filter("count", |n: u64| diag::count(n));
     // Text from files must not break a table or open a tag.
@@ -123,6 +142,10 @@ fn render(facts: &Json, name: &str, template: &str) -> Result<String> {
     environment.add_filter("yaml", |text: String| json!(text).to_string());
     environment.add_filter("fixed", |x: f64, digits: usize| format!("{x:.digits$}"));
     environment.add_filter("scientific", |x: f64| format!("{x:.1e}"));
+    // Share of a whole in percent, for the width of a bar.
+    environment.add_filter("percent", |part: f64, whole: f64| {
+        format!("{:.3}", if whole > 0.0 { (part / whole * 100.0).clamp(0.0, 100.0) } else { 0.0 })
+    });
     let rendered = environment
         .template_from_named_str(name, template)
         .and_then(|t| t.render(Value::from(Serde(facts))));
@@ -158,6 +181,13 @@ mod tests {
             "{% for a in range(9999) %}{% for b in range(9999) %}{{ b }}{% endfor %}{% endfor %}";
         assert!(said(endless).contains("fuel"), "{}", said(endless));
         assert!(said("{% include '/etc/passwd' %}").contains("include"));
+    }
+
+    #[test]
+    fn pages_escape_what_files_say_and_bars_stay_inside() {
+        let facts = json!({"t": "<b>&\"", "n": 3, "of": 2});
+        let text = render(&facts, "x.html.jinja", "{{ t }} {{ n|percent(of) }} {{ 1|percent(0) }}");
+        assert_eq!(text.expect("renders"), "&lt;b&gt;&amp;&quot; 100.000 0.000\n");
     }
 
     #[test]

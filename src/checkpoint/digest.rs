@@ -41,14 +41,34 @@ impl FileDigest {
     }
 }
 
-/// Hashes files in parallel, one task a file. `progress` is told the bytes of each chunk as it is done.
+/// Told how far hashing is. Calls come from several threads.
+pub trait Hashing: Sync {
+    /// Bytes that were just hashed.
+    fn bytes(&self, _bytes: u64) {}
+    /// A file that was hashed to its end.
+    fn file(&self, _digest: &FileDigest) {}
+}
+
+impl<F: Fn(u64) + Sync> Hashing for F {
+    fn bytes(&self, bytes: u64) {
+        self(bytes);
+    }
+}
+
+/// Hashes files in parallel, one task a file.
 pub(super) fn hash(
     files: &[SourceFile],
     cancel: &AtomicBool,
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &dyn Hashing,
 ) -> Result<Vec<FileDigest>> {
-    let results: Vec<io::Result<Option<FileDigest>>> =
-        files.par_iter().map(|file| hash_one(file, cancel, progress)).collect();
+    let one = |file| {
+        let digest = hash_one(file, cancel, progress);
+        if let Ok(Some(digest)) = &digest {
+            progress.file(digest);
+        }
+        digest
+    };
+    let results: Vec<io::Result<Option<FileDigest>>> = files.par_iter().map(one).collect();
     let mut digests = Vec::with_capacity(files.len());
     let mut problems = Problems::new();
     let mut cancelled = false;
@@ -69,7 +89,7 @@ pub(super) fn hash(
 fn hash_one(
     file: &SourceFile,
     cancel: &AtomicBool,
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &dyn Hashing,
 ) -> io::Result<Option<FileDigest>> {
     // Read, not mapped: a file that shrinks under us gives an error here instead of SIGBUS, and no page of it counts
     // as this process's memory.
@@ -93,7 +113,7 @@ fn hash_one(
         if total > file.bytes {
             break;
         }
-        progress(read as u64);
+        progress.bytes(read as u64);
     }
     if total != file.bytes {
         return Err(io::Error::other(format!(

@@ -5,6 +5,7 @@
 //! other link is refused: a folder from the network must not pull files of this machine into an artifact. The path
 //! that the user names may itself be a link.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
@@ -32,6 +33,20 @@ pub(super) struct Folder {
     canonical: PathBuf,
     /// Folder that links may point into.
     zone: PathBuf,
+    /// Set when weight files are there with their beginnings alone.
+    heads: Option<Heads>,
+}
+
+/// A folder of this process's own, with files of a model on the hub: configs whole, weight files up to the end of their
+/// headers. It goes with the checkpoint.
+#[derive(Debug)]
+pub(super) struct Heads {
+    /// The folder.
+    pub dir: tempfile::TempDir,
+    /// The model's name.
+    pub name: String,
+    /// Lengths of the files that are there in part.
+    pub lengths: BTreeMap<String, u64>,
 }
 
 /// What an entry of a folder is, links followed.
@@ -82,7 +97,26 @@ impl Folder {
             return Err(io::ErrorKind::NotADirectory.into());
         }
         let zone = cache_model_folder(&canonical).unwrap_or(&canonical).to_path_buf();
-        Ok(Folder { shown: shown.to_path_buf(), canonical, zone })
+        Ok(Folder { shown: shown.to_path_buf(), canonical, zone, heads: None })
+    }
+
+    /// A folder of files that are there in part, shown under the id that the user gave.
+    #[cfg(feature = "hub")]
+    pub fn of_heads(shown: &str, heads: Heads) -> io::Result<Folder> {
+        let mut folder = Folder::open(heads.dir.path())?;
+        folder.shown = PathBuf::from(shown);
+        folder.heads = Some(heads);
+        Ok(folder)
+    }
+
+    /// Whether weight files are there with their beginnings alone.
+    pub fn holds_heads(&self) -> bool {
+        self.heads.is_some()
+    }
+
+    /// The whole length of a file that is there in part; `None` for other files.
+    pub fn whole_length(&self, name: &str) -> Option<u64> {
+        self.heads.as_ref()?.lengths.get(name).copied()
     }
 
     /// A file's path as shown to the user.
@@ -98,6 +132,9 @@ impl Folder {
 
     /// The folder's own name (the model's name in a hub cache), whatever way the path was written.
     pub fn name(&self) -> String {
+        if let Some(heads) = &self.heads {
+            return heads.name.clone();
+        }
         let in_cache = self.zone != self.canonical;
         let name = if in_cache { self.zone.file_name() } else { self.canonical.file_name() };
         let name = name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -217,7 +254,7 @@ impl Folder {
                 format!("{} is no regular file", self.show(name)),
             )));
         }
-        Ok(Found { location, bytes: meta.len() })
+        Ok(Found { location, bytes: self.whole_length(name).unwrap_or(meta.len()) })
     }
 
     /// The bytes of a file of at most `limit` bytes that is no Git LFS pointer.
@@ -243,7 +280,7 @@ impl Folder {
 
     /// The problem of a file that is a Git LFS pointer instead of the file itself.
     pub fn lfs_pointer(&self, name: &str, found: &Found) -> Result<Option<Diagnostic>, Diagnostic> {
-        if found.bytes >= LFS_MAX_BYTES {
+        if found.bytes >= LFS_MAX_BYTES || self.whole_length(name).is_some() {
             return Ok(None);
         }
         let bytes = read_whole(found).map_err(|e| self.io("read", name, &e))?;

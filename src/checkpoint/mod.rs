@@ -17,7 +17,7 @@
 //! | `tokenizer` | token ids against the rows of the embedding |
 //! | `side` | which other files go into the artifact |
 //! | `digest` | sha256 of every file that the output depends on |
-//! | `hub` | downloads (feature `hub`), the only network code |
+//! | `hub` | downloads (feature `hub`), the only network code; `hub/heads` fetches headers in place of weights |
 
 mod digest;
 mod folder;
@@ -37,7 +37,7 @@ mod side;
 mod source;
 mod tokenizer;
 
-pub use digest::{FileDigest, SourceFile};
+pub use digest::{FileDigest, Hashing, SourceFile};
 pub use gguf::original_name as gguf_original_name;
 pub use json::{JsonFile, MAX_CONFIG_BYTES};
 pub use open::Checkpoint;
@@ -45,6 +45,6 @@ pub use quantized::{FACTOR_KEY, QuantizedWith};
 pub use safetensors::dtype_name as safetensors_dtype;
 pub use side::{LeftOut, MAX_SIDE_FILE_BYTES, SideFile};
 pub use source::{
-    HubEnvironment, HubId, HubIdentity, OnTransfer, OpenOptions, Transfer, is_hub_id,
+    Extent, HubEnvironment, HubId, HubIdentity, OnTransfer, OpenOptions, Transfer, is_hub_id,
 };
 pub use tokenizer::TokenizerReport;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use super::digest::{self, FileDigest, SourceFile};
+use super::digest::{self, FileDigest, Hashing, SourceFile};
 use super::folder::{self, Folder, Kind, Trouble};
 use super::gguf::{self, Gguf};
 use super::index;
@@ -20,6 +20,8 @@ use super::shard::Shard;
 use super::side::{LeftOut, SideFile};
 use super::source::{HubId, HubIdentity, OpenOptions};
 use super::tokenizer::{self, Ids, TokenizerReport};
+#[cfg(feature = "hub")]
+use super::{hub::Fetched, source::Extent};
 use crate::diag::{self, Diagnostic, Failure, FailureKind, Problems, Result};
 use crate::model::{Part, Stored, Weight};
 use crate::tensor::{PlaneSource, TensorInfo, TensorSource};
@@ -113,10 +115,27 @@ impl Checkpoint {
     fn open_hub(id: &HubId, options: &OpenOptions) -> Result<Checkpoint> {
         let environment =
             options.hub.clone().unwrap_or_else(super::source::HubEnvironment::from_process);
-        let (snapshot, identity) =
-            super::hub::fetch(id, &environment, options.on_transfer.as_ref())?;
-        let folder = Folder::open(&snapshot).map_err(|e| Failure::io("open", &snapshot, &e))?;
-        Checkpoint::read(folder, Wanted::Folder, Some(identity))
+        let (folder, identity) = match options.extent {
+            Extent::Everything => {
+                let (snapshot, identity) =
+                    super::hub::fetch(id, &environment, options.on_transfer.as_ref())?;
+                (Folder::open(&snapshot).map_err(|e| Failure::io("open", &snapshot, &e)), identity)
+            }
+            extent => {
+                let all = extent == Extent::Headers;
+                match super::hub::fetch_heads(id, &environment, all)? {
+                    (Fetched::Snapshot(path), identity) => {
+                        (Folder::open(&path).map_err(|e| Failure::io("open", &path, &e)), identity)
+                    }
+                    (Fetched::Heads(heads), identity) => {
+                        let dir = heads.dir.path().to_owned();
+                        let folder = Folder::of_heads(&id.to_string(), heads);
+                        (folder.map_err(|e| Failure::io("open", &dir, &e)), identity)
+                    }
+                }
+            }
+        };
+        Checkpoint::read(folder?, Wanted::Folder, Some(identity))
     }
 
     #[cfg(not(feature = "hub"))]
@@ -252,6 +271,12 @@ impl Checkpoint {
     /// not reach an output's bytes either.
     pub fn hub(&self) -> Option<&HubIdentity> {
         self.hub.as_ref()
+    }
+
+    /// Whether the weights' headers are at hand and nothing of their values: enough for a plan or an estimate, not for
+    /// a conversion ([`super::Extent`]).
+    pub fn headers_only(&self) -> bool {
+        self.folder.holds_heads()
     }
 
     /// Every tensor by name.
@@ -626,7 +651,7 @@ impl Checkpoint {
     pub fn hash_files(
         &self,
         cancel: &AtomicBool,
-        progress: &(dyn Fn(u64) + Sync),
+        progress: &dyn Hashing,
     ) -> Result<Vec<FileDigest>> {
         digest::hash(&self.files, cancel, progress)
     }

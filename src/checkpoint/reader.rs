@@ -15,7 +15,7 @@ use super::side::{self, LeftOut, SideFile};
 use crate::diag::{self, Diagnostic, Failure, FailureKind, Problems};
 
 /// Config files read when a checkpoint is opened.
-const CONFIGS: [&str; 6] = [
+pub(super) const CONFIGS: [&str; 6] = [
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",

@@ -290,7 +290,20 @@ pub(super) fn looks_like(start: &[u8]) -> Option<&'static str> {
 /// Every fault found, at least one. A fault of the JSON text ends the reading; faults of tensors are collected, and
 /// the layout of the bytes is judged only when no tensor is wrong by itself.
 pub fn read_header(file: &[u8]) -> Result<Header, Vec<Fault>> {
-    let have = file.len() as u64;
+    read_header_of(file, file.len() as u64)
+}
+
+/// Bytes that the first eight of a file say its header ends at; `None` for fewer bytes, or a length that no file has.
+pub fn header_end(file: &[u8]) -> Option<u64> {
+    let promised = u64::from_le_bytes(*file.first_chunk::<8>()?);
+    (promised <= MAX_HEADER_BYTES).then(|| LENGTH_FIELD + promised)
+}
+
+/// As [`read_header`], of a file of `have` bytes of which the first are at hand.
+///
+/// # Errors
+/// As [`read_header`]; a header that is not at hand as a whole is told as truncated.
+pub fn read_header_of(file: &[u8], have: u64) -> Result<Header, Vec<Fault>> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(vec![Fault::TooShort { have }]);
     };

@@ -20,7 +20,16 @@ pub(super) struct Shard {
     pub found: Found,
     /// The header's `__metadata__`; empty for other files than safetensors.
     pub metadata: BTreeMap<String, String>,
-    map: Mmap,
+    data: Data,
+}
+
+/// What of the file is at hand.
+#[derive(Debug)]
+enum Data {
+    /// All of it.
+    Map(Mmap),
+    /// Its first bytes: the header and what came with it.
+    Head(Vec<u8>),
 }
 
 impl Shard {
@@ -35,7 +44,8 @@ impl Shard {
     ) -> Result<(Shard, Header), Vec<Diagnostic>> {
         let shown = folder.show(path);
         let mut shard = Shard::map(folder, path, found).map_err(|e| vec![e])?;
-        let header = safetensors::read_header(&shard.map).map_err(|faults| {
+        let whole = shard.found.bytes;
+        let header = safetensors::read_header_of(shard.all(), whole).map_err(|faults| {
             let diagnostic = |fault: &safetensors::Fault| {
                 let problem = Diagnostic::new("checkpoint", format!("{shown}: {fault}"));
                 match fault.help() {
@@ -57,23 +67,37 @@ impl Shard {
         if let Some(pointer) = folder.lfs_pointer(path, &found)? {
             return Err(pointer);
         }
+        if folder.whole_length(path).is_some() {
+            let head = std::fs::read(&found.location).map_err(|e| folder.io("read", path, &e))?;
+            let data = Data::Head(head);
+            return Ok(Shard { path: path.to_owned(), found, metadata: BTreeMap::new(), data });
+        }
         let map = map_file(&found).map_err(|e| folder.io("map", path, &e))?;
         // Weights are read front to back, in large pieces.
         #[cfg(unix)]
         let _ = map.advise(memmap2::Advice::Sequential);
-        Ok(Shard { path: path.to_owned(), found, metadata: BTreeMap::new(), map })
+        let data = Data::Map(map);
+        Ok(Shard { path: path.to_owned(), found, metadata: BTreeMap::new(), data })
     }
 
-    /// All its bytes.
+    /// All its bytes that are at hand.
     pub fn all(&self) -> &[u8] {
-        &self.map
+        match &self.data {
+            Data::Map(map) => map,
+            Data::Head(head) => head,
+        }
     }
 
-    /// The bytes of a range; `None` outside the file.
+    /// Whether only the file's first bytes are at hand.
+    pub fn is_head(&self) -> bool {
+        matches!(self.data, Data::Head(_))
+    }
+
+    /// The bytes of a range; `None` outside the file, or outside what is at hand of it.
     pub fn bytes(&self, range: Range<u64>) -> Option<&[u8]> {
         let start = usize::try_from(range.start).ok()?;
         let end = usize::try_from(range.end).ok()?;
-        self.map.get(start..end)
+        self.all().get(start..end)
     }
 
     /// Tells the system that the pages wholly inside the range will not be read again soon, so that they stop
@@ -83,19 +107,16 @@ impl Shard {
         {
             /// Largest page of the systems we run on; ranges are cut to it so that no neighbour's page is dropped.
             const PAGE: u64 = 65_536;
+            let Data::Map(map) = &self.data else { return };
             let start = range.start.next_multiple_of(PAGE);
-            let end = range.end.min(self.map.len() as u64) / PAGE * PAGE;
+            let end = range.end.min(map.len() as u64) / PAGE * PAGE;
             if let (Ok(start), Some(length)) = (usize::try_from(start), end.checked_sub(start))
                 && let (Ok(length), true) = (usize::try_from(length), length > 0)
             {
                 // SAFETY: the map is shared and read-only, so the pages are the file's own: a later read through a
                 // borrowed slice faults the same bytes in again. start + length lies within the map.
                 let _ = unsafe {
-                    self.map.unchecked_advise_range(
-                        memmap2::UncheckedAdvice::DontNeed,
-                        start,
-                        length,
-                    )
+                    map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, length)
                 };
             }
         }

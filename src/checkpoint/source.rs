@@ -146,6 +146,18 @@ pub struct Transfer {
 /// Receives the progress of downloads, from any thread.
 pub type OnTransfer = Arc<dyn Fn(Transfer) + Send + Sync>;
 
+/// How much of a model on the hub is fetched. Sources on the disk are always opened as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Extent {
+    /// Weights, configs and side files, into the usual cache.
+    #[default]
+    Everything,
+    /// Side files, and of weights their headers: what a plan needs. No cache is touched.
+    Headers,
+    /// Configs, and of weights their headers: what an estimate needs. No cache is touched.
+    Configs,
+}
+
 /// How to open a source.
 #[derive(Clone, Default)]
 pub struct OpenOptions {
@@ -153,11 +165,16 @@ pub struct OpenOptions {
     pub hub: Option<HubEnvironment>,
     /// Told about downloads.
     pub on_transfer: Option<OnTransfer>,
+    /// How much of a model on the hub is needed. A snapshot in the cache that holds everything is always used.
+    pub extent: Extent,
 }
 
 impl fmt::Debug for OpenOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenOptions").field("hub", &self.hub).finish_non_exhaustive()
+        f.debug_struct("OpenOptions")
+            .field("hub", &self.hub)
+            .field("extent", &self.extent)
+            .finish_non_exhaustive()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use radpack::recipe::Allocator;
 use radpack::runtime::Precision;
 
 /// Turn a Hugging Face checkpoint and a recipe into one self-describing, byte-reproducible .rad file.
@@ -43,6 +44,8 @@ pub enum Command {
     Card(Card),
     /// How many blocks of KV cache fit on the target, and why.
     EstimateKv(EstimateKv),
+    /// Set how many blocks of KV cache an engine is to allocate, in a finished .rad file.
+    SetKvBlocks(SetKvBlocks),
     /// List, show, check and import recipes.
     Recipes(Recipes),
     /// Print a completion script for a shell.
@@ -126,6 +129,10 @@ pub struct Convert {
     /// Copy weights that this older artifact holds already; the output's bytes stay the same.
     #[arg(long, value_name = "OLD.rad", value_hint = ValueHint::FilePath, conflicts_with = "dry_run")]
     pub reuse: Option<PathBuf>,
+    /// Go on with OUT.rad.partial, if a conversion was cut off: what it holds is verified, the rest is made. It stays
+    /// after a failure or a signal, for the next time.
+    #[arg(long, conflicts_with_all = ["dry_run", "check"])]
+    pub resume: bool,
     /// Plan and print; write nothing.
     #[arg(long)]
     pub dry_run: bool,
@@ -242,6 +249,9 @@ pub struct Inspect {
     /// What every device holds: weights, cache, intermediate values.
     #[arg(long, group = "view")]
     pub memory: bool,
+    /// Write all of it as one page for a browser, which loads nothing.
+    #[arg(long, value_name = "FILE.html", value_hint = ValueHint::FilePath, group = "view", conflicts_with = "json")]
+    pub html: Option<PathBuf>,
     /// Print one JSON document on stdout (schemas/ describes it).
     #[arg(long)]
     pub json: bool,
@@ -297,7 +307,8 @@ pub struct Export {
     /// Element type of decoded weights, with --format safetensors [default: bf16].
     #[arg(long, value_enum)]
     pub dtype: Option<ExportDtype>,
-    /// Blocks of the paged cache, with --format stablehlo [default: all sequences at full length, and one].
+    /// Blocks of the paged cache, with --format stablehlo [default: what set-kv-blocks set, else all sequences at full
+    /// length, and one].
     #[arg(long, value_name = "N")]
     pub kv_blocks: Option<u64>,
     /// The folder to make; it must not exist yet.
@@ -453,9 +464,47 @@ pub struct EstimateKv {
     /// The engine's own memory, which nobody outside knows: of each program on rbln, of a device elsewhere.
     #[arg(long, value_name = "BYTES")]
     pub workspace: Option<String>,
+    /// Search backwards: the fewest devices, or the longest sequence, that fits.
+    #[arg(long, value_enum, value_name = "WHAT", conflicts_with = "sweep")]
+    pub fit: Option<FitChoice>,
+    /// One row for each value of devices, kv-dtype, length or batch; may be given for several of them.
+    #[arg(long, value_name = "AXIS=V1,V2,…")]
+    pub sweep: Vec<String>,
+    /// Draw memory by device, and how long so many sequences can be.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "sweep")]
+    pub svg: Option<PathBuf>,
     /// What every layer keeps.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sweep")]
     pub layers: bool,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What --fit searches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FitChoice {
+    /// The fewest devices.
+    Devices,
+    /// The longest sequence; --max-seq-len bounds it.
+    Length,
+}
+
+/// `radpack set-kv-blocks`
+#[derive(Debug, Args)]
+pub struct SetKvBlocks {
+    /// The file to change.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// Blocks of the paged cache; 0 leaves the number to the engine again.
+    #[arg(value_name = "N", value_parser = clap::value_parser!(u64).range(0..=4_294_967_295))]
+    pub blocks: u64,
+    /// How much of a device's memory may be used: 0.9, 90%, 12GiB [default: the recipe's].
+    #[arg(long, value_name = "PART")]
+    pub memory_budget: Option<String>,
+    /// The engine's own memory, as estimate-kv takes it.
+    #[arg(long, value_name = "BYTES")]
+    pub workspace: Option<String>,
     /// Print one JSON document on stdout (schemas/ describes it).
     #[arg(long)]
     pub json: bool,
@@ -472,6 +521,18 @@ pub enum AllocatorChoice {
     Vllm,
     /// radpack's own programs.
     Exact,
+}
+
+impl AllocatorChoice {
+    /// The policy.
+    pub fn allocator(self) -> Allocator {
+        match self {
+            AllocatorChoice::Rbln => Allocator::Rbln,
+            AllocatorChoice::Radiance => Allocator::Radiance,
+            AllocatorChoice::Vllm => Allocator::Vllm,
+            AllocatorChoice::Exact => Allocator::Exact,
+        }
+    }
 }
 
 /// `radpack recipes`

@@ -54,7 +54,7 @@ pub fn run(args: &Card, output: &Output) -> Result<ExitCode> {
 }
 
 /// The last part of a path, as readers of the card will see the file.
-fn file_name(path: &Path) -> String {
+pub fn file_name(path: &Path) -> String {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned());
     name.unwrap_or_else(|| path.display().to_string())
 }

@@ -9,9 +9,10 @@ use std::time::Instant;
 use radpack::artifact::errors::WeightError;
 use radpack::artifact::verify::{Options as VerifyOptions, verify};
 use radpack::artifact::{digests, layout as names};
-use radpack::diag::{Failure, FailureKind, Result, count, list, size};
+use radpack::checkpoint::Extent;
+use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
 use radpack::model::{ModelSpec, Origin};
-use radpack::pipeline::{self, ConvertOptions, Plan, Request, Reuse};
+use radpack::pipeline::{self, ConvertOptions, Earlier, Plan, Request, Reuse};
 use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Rounding, Use};
 
 use super::args::Convert;
@@ -47,7 +48,8 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         progress: &bars,
         cancelled: request::stop_on_signals(),
     };
-    let converted = pipeline::convert_reusing(&plan, out, options, reuse.as_ref());
+    let earlier = Earlier { artifact: reuse.as_ref(), partial: args.resume };
+    let converted = pipeline::convert_from(&plan, out, options, earlier);
     bars.finish();
     let converted = converted?;
 
@@ -56,6 +58,7 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         let mut document = document(&plan, false, Some(out), &errors);
         document.digest = Some(digests::hex(&converted.digest));
         document.reused = converted.reused;
+        document.resumed = converted.resumed;
         output.document(&document)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -70,6 +73,11 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
     if reuse.is_some() {
         let of = converted.errors.len();
         let _ = writeln!(text, "reused    {} of {of} quantized weights", converted.reused);
+    }
+    if args.resume {
+        let of = plan.assignment.stored(&plan.table).count();
+        let _ =
+            writeln!(text, "resumed   {} of {of} weights were there already", converted.resumed);
     }
     let _ = writeln!(text, "digest    sha256:{}", digests::hex(&converted.digest));
     text.push_str(&worst(&converted.errors, args.report));
@@ -97,6 +105,13 @@ fn check(args: &Convert, plan: &Plan, file: &Path, output: &Output) -> Result<Ex
         bars.finish();
         let comparison = comparison?;
         findings.extend(comparison.findings.iter().cloned());
+        let graphs = super::inspect::manifest(&artifact)?.and_then(|m| m.graphs);
+        if let Some(n) = graphs.and_then(|g| g.kv.blocks) {
+            let what =
+                format!("{} cache blocks were set, a conversion leaves the number open", count(n));
+            let open = format!("radpack set-kv-blocks {} 0", file.display());
+            findings.push(Diagnostic::new("manifest", what).help(open));
+        }
         compared = Some(comparison);
     }
     if !findings.is_empty() {
@@ -128,8 +143,10 @@ fn plan(args: &Convert) -> Result<Plan> {
         sets.extend(["vision", "audio", "projector"].map(|t| format!("towers.{t}=false")));
     }
     let recipe = request::recipe(args.recipe.as_deref(), &sets)?;
-    let sources =
-        request::sources(&args.source, args.draft_model.as_deref(), args.imatrix.as_deref())?;
+    // A model on the hub is planned from its headers; only a conversion fetches the weights.
+    let extent = if args.dry_run { Extent::Headers } else { Extent::Everything };
+    let (draft, imatrix) = (args.draft_model.as_deref(), args.imatrix.as_deref());
+    let sources = request::sources(&args.source, draft, imatrix, extent)?;
     let request =
         Request { weights_only: args.weights_only, tokenizer_required: !args.no_tokenizer };
     pipeline::plan(sources, recipe, request)
@@ -458,6 +475,7 @@ fn document(
         file_bytes: plan.layout.file_bytes(),
         digest: None,
         reused: 0,
+        resumed: 0,
         recipe: plan.recipe.name.clone(),
         recipe_sha256: plan.recipe.digest(),
         imatrix: plan.sources.imatrix.as_ref().map(|imatrix| ImatrixDocument {

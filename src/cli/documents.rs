@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use radpack::diag::{Diagnostic, Failure, FailureKind};
 use radpack::estimate::{Estimate, LayerRow};
 use radpack::export::stablehlo::LeftOut;
+use radpack::pipeline::{Fit, Tried};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -102,6 +103,8 @@ pub struct ConvertDocument {
     pub digest: Option<String>,
     /// Weights that were copied out of an older artifact.
     pub reused: usize,
+    /// Weights that `--resume` found in the partial file.
+    pub resumed: usize,
     /// Name of the recipe.
     pub recipe: String,
     /// Digest of the resolved recipe.
@@ -335,6 +338,9 @@ pub struct ExplainDocument {
     pub all_blocks: u64,
     /// Bytes of these blocks on every device.
     pub block_bytes: u64,
+    /// Blocks that the file was set to (`radpack set-kv-blocks`), for all requests together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set_blocks: Option<u64>,
     /// Tokens that a sequence can still get.
     pub left: u64,
 }
@@ -402,8 +408,123 @@ pub struct EstimateDocument {
     pub recipe: String,
     /// The sum and the answer.
     pub estimate: Estimate,
+    /// Blocks that were set in a finished file (`radpack set-kv-blocks`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stored_blocks: Option<u64>,
+    /// What `--fit` searched and found; `estimate` is the answer with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fit: Option<FitDocument>,
     /// What every decoder layer keeps.
     pub layers: Vec<LayerRow>,
+}
+
+/// A search for the value that fits.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FitDocument {
+    /// `devices` (the fewest) or `length` (the longest sequence).
+    pub axis: String,
+    /// Devices, or tokens.
+    pub value: u64,
+    /// Every value that was tried, ascending.
+    pub tried: Vec<TriedDocument>,
+}
+
+/// A value that was tried.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct TriedDocument {
+    /// Devices, or tokens.
+    pub value: u64,
+    /// Why it does not fit; absent when it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
+}
+
+impl FitDocument {
+    /// Of a search.
+    pub fn of(fit: &Fit) -> FitDocument {
+        let tried = |t: &Tried| TriedDocument { value: t.value, refusal: t.refusal.clone() };
+        FitDocument {
+            axis: fit.axis.to_string(),
+            value: fit.value,
+            tried: fit.tried.iter().map(tried).collect(),
+        }
+    }
+}
+
+/// `radpack estimate-kv --sweep`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct SweepDocument {
+    /// `radpack.sweep`
+    pub schema: &'static str,
+    /// The source.
+    pub source: String,
+    /// Name of the recipe.
+    pub recipe: String,
+    /// The target profile.
+    pub target: Option<String>,
+    /// What varies, the last fastest: `devices`, `kv-dtype`, `length`, `batch`.
+    pub axes: Vec<&'static str>,
+    /// One for each combination, in that order.
+    pub rows: Vec<SweepRow>,
+}
+
+/// One combination. Figures are absent where the model does not split or compile.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+pub struct SweepRow {
+    /// Devices that share the model.
+    pub devices: u64,
+    /// Element type of the cache, as it was asked for.
+    pub kv_dtype: Option<String>,
+    /// Longest sequence, in tokens.
+    pub max_seq_len: Option<u64>,
+    /// Sequences that are served together.
+    pub batch_size: Option<u64>,
+    /// Blocks that fit.
+    pub blocks: Option<u64>,
+    /// Bytes of a block on one device.
+    pub block_bytes: Option<u64>,
+    /// Tokens of all blocks.
+    pub tokens: Option<u64>,
+    /// Tokens without blocks that the engine keeps for itself.
+    pub allocatable_tokens: Option<u64>,
+    /// Full-length sequences that all tokens make.
+    pub contexts: Option<f64>,
+    /// Most sequences of full length at a time.
+    pub batch_at_full_length: Option<u64>,
+    /// Longest length, in tokens, that all sequences can have at a time.
+    pub length_at_full_batch: Option<u64>,
+    /// Bytes that are left for blocks on the device that decides; negative when the rest alone does not fit.
+    pub left: Option<i64>,
+    /// Why it does not fit; absent when it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
+    /// What would work; empty when it fits.
+    pub help: Vec<String>,
+}
+
+/// `radpack set-kv-blocks`
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct SetKvBlocksDocument {
+    /// `radpack.set-kv-blocks`
+    pub schema: &'static str,
+    /// The file.
+    pub file: String,
+    /// Blocks from now on; absent when the engine decides.
+    pub blocks: Option<u64>,
+    /// Blocks before.
+    pub before: Option<u64>,
+    /// Tokens of a block.
+    pub block_tokens: u64,
+    /// Fewest blocks to serve with.
+    pub min_blocks: u64,
+    /// Blocks beyond which none is used.
+    pub full_blocks: u64,
+    /// Blocks that fit the target's memory; absent for a file that is for no target.
+    pub fit_blocks: Option<u64>,
+    /// The target profile.
+    pub target: Option<String>,
+    /// Root digest of the file from now on.
+    pub digest: String,
 }
 
 /// `radpack recipes list`
@@ -645,5 +766,7 @@ mod tests {
         check::<RunDocument>("run");
         check::<EvalDocument>("eval");
         check::<EstimateDocument>("estimate");
+        check::<SweepDocument>("sweep");
+        check::<SetKvBlocksDocument>("set-kv-blocks");
     }
 }

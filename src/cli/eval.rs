@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use radpack::artifact::layout as names;
+use radpack::checkpoint::Extent;
 use radpack::diag::{Failure, FailureKind, Result, count};
 use radpack::pipeline::{self, Plan, Sources};
 use radpack::recipe::Recipe;
@@ -75,7 +76,7 @@ const REFERENCE: &str = "schema = 1\n[graphs]\nprefill_chunk_size = 64\nkv_parti
 /// The checkpoint with nothing quantized.
 fn plan(source: &str) -> Result<Plan> {
     let recipe = Recipe::from_bytes("the reference's recipe", REFERENCE.into())?;
-    let sources = Sources::from(request::source(source)?);
+    let sources = Sources::from(request::source(source, Extent::Everything)?);
     let request = pipeline::Request { weights_only: false, tokenizer_required: false };
     pipeline::plan(sources, recipe, request)
 }

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
+use radpack::artifact::manifest::KvSummary;
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
 use radpack::graph::{Request, Sizes, plan_request};
 use radpack::runtime;
@@ -24,7 +25,7 @@ pub fn run(args: &Explain, output: &Output) -> Result<ExitCode> {
             Diagnostic::new("graph", "the manifest names element types that are not known");
         Failure::one(FailureKind::Invalid, "the manifest cannot be read", problem)
     })?;
-    let document = explain(args, &sizes, summary.kv.block_bytes)?;
+    let document = explain(args, &sizes, &summary.kv)?;
     if output.json() {
         output.document(&document)?;
     } else {
@@ -38,7 +39,7 @@ fn refuse(rule: String, help: String) -> Failure {
     Failure::one(FailureKind::Refused, "this request does not fit the programs", problem)
 }
 
-fn explain(args: &Explain, sizes: &Sizes, block_bytes: u64) -> Result<ExplainDocument> {
+fn explain(args: &Explain, sizes: &Sizes, kv: &KvSummary) -> Result<ExplainDocument> {
     if args.batch > sizes.batch_size {
         return Err(refuse(
             format!("{} sequences; the programs serve {}", args.batch, sizes.batch_size),
@@ -99,7 +100,8 @@ fn explain(args: &Explain, sizes: &Sizes, block_bytes: u64) -> Result<ExplainDoc
         padding_rows: plan.wasted_rows(),
         blocks,
         all_blocks: blocks.saturating_mul(args.batch),
-        block_bytes: block_bytes.saturating_mul(blocks).saturating_mul(args.batch),
+        block_bytes: kv.block_bytes.saturating_mul(blocks).saturating_mul(args.batch),
+        set_blocks: kv.blocks,
         left: sizes.max_seq_len.saturating_sub(plan.held.slots),
     })
 }
@@ -160,6 +162,15 @@ fn text(d: &ExplainDocument, sizes: &Sizes) -> String {
             size(d.block_bytes)
         ),
     );
+    if let Some(set) = d.set_blocks {
+        line(
+            "set",
+            match set.checked_sub(d.all_blocks) {
+                Some(rest) => format!("{} of {} blocks are left over", count(rest), count(set)),
+                None => format!("{} blocks, fewer than that: the engine has to queue", count(set)),
+            },
+        );
+    }
     line("left", format!("{} tokens up to the longest sequence", count(d.left)));
     text
 }

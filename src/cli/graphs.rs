@@ -48,7 +48,7 @@ pub fn programs(g: &GraphSummary) -> String {
     // Writing to a String cannot fail.
     let _ = write!(
         text,
-        "\ntakes     {}\nsequence  up to {} tokens, {} at a time\ncache     {} · blocks of {} tokens, {} each on a device · {} to {} blocks\n",
+        "\ntakes     {}\nsequence  up to {} tokens, {} at a time\ncache     {} · blocks of {} tokens, {} each on a device · {} to {} blocks{}\n",
         g.takes.join(", "),
         count(g.max_seq_len),
         g.batch_size,
@@ -57,6 +57,7 @@ pub fn programs(g: &GraphSummary) -> String {
         size(kv.block_bytes),
         count(kv.min_blocks),
         count(kv.full_blocks),
+        kv.blocks.map(|n| format!(" · {} set", count(n))).unwrap_or_default(),
     );
     if kv.window_bytes > 0 {
         let _ = writeln!(text, "windows   {} on a device", size(kv.window_bytes));
@@ -113,7 +114,9 @@ pub fn memory(manifest: Option<&Manifest>) -> Result<String> {
         of.map(|p| p.arena_bytes.saturating_add(p.input_bytes)).max().unwrap_or(0)
     };
     let (text, vision) = (most(false), most(true));
-    let fewest = g.kv.block_bytes.saturating_mul(g.kv.min_blocks);
+    // As many as were set, or the fewest to serve with.
+    let blocks = g.kv.blocks.unwrap_or(g.kv.min_blocks);
+    let cache = g.kv.block_bytes.saturating_mul(blocks);
     let rows: Vec<Vec<String>> = weights
         .iter()
         .map(|&(device, weights)| {
@@ -121,13 +124,13 @@ pub fn memory(manifest: Option<&Manifest>) -> Result<String> {
             let runs = text.max(vision);
             let total = weights
                 .saturating_add(g.kv.window_bytes)
-                .saturating_add(fewest)
+                .saturating_add(cache)
                 .saturating_add(runs);
             let windows = size(g.kv.window_bytes);
-            vec![device.to_string(), size(weights), windows, size(fewest), size(runs), size(total)]
+            vec![device.to_string(), size(weights), windows, size(cache), size(runs), size(total)]
         })
         .collect();
-    let blocks = format!("{} blocks", count(g.kv.min_blocks));
+    let blocks = format!("{} blocks", count(blocks));
     Ok(table(
         &["device", "weights", "windows", &blocks, "largest run", "sum"],
         &[Left, Right, Right, Right, Right, Right],

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use radpack::artifact::errors::WeightError;
 use radpack::artifact::manifest::Manifest;
 use radpack::artifact::{Artifact, MetaRef, OpenError, Weights, digests, errors, layout as names};
+use radpack::card::{self, Additions};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 
 use super::args::Inspect;
@@ -45,6 +46,16 @@ pub fn manifest(artifact: &Artifact) -> Result<Option<Manifest>> {
 pub fn run(args: &Inspect, output: &Output) -> Result<ExitCode> {
     let artifact = open(&args.file)?;
     let manifest = manifest(&artifact)?;
+    if let Some(path) = &args.html {
+        let additions = Additions {
+            file_name: super::card::file_name(&args.file),
+            sha256: digests::hex(&artifact.sha256()),
+            ..Additions::default()
+        };
+        super::output::replace(path, card::report(&artifact, &additions)?.as_bytes())?;
+        output.note(&format!("wrote     {}", path.display()));
+        return Ok(ExitCode::SUCCESS);
+    }
     if output.json() {
         output.document(&document(args, &artifact, manifest.as_ref())?)?;
     } else if args.recipe {

@@ -14,6 +14,7 @@ mod export;
 mod extract;
 mod graphs;
 mod inspect;
+mod kv_blocks;
 mod output;
 mod progress;
 mod recipes;
@@ -59,6 +60,7 @@ fn json_wanted(command: &Command) -> bool {
         Command::Eval(a) => a.json,
         Command::Run(a) => a.json,
         Command::EstimateKv(a) => a.json,
+        Command::SetKvBlocks(a) => a.json,
         Command::Recipes(a) => a.json,
         Command::Card(_) | Command::Extract(_) | Command::Completions(_) => false,
     }
@@ -77,6 +79,7 @@ fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
         Command::Eval(args) => eval::run(args, output),
         Command::Run(args) => run::run(args, output),
         Command::EstimateKv(args) => estimate::run(args, output),
+        Command::SetKvBlocks(args) => kv_blocks::run(args, output),
         Command::Recipes(args) => recipes::run(args, output),
         Command::Completions(args) => completions::run(args, output),
     }

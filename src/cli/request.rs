@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use radpack::checkpoint::{Checkpoint, OpenOptions};
+use radpack::checkpoint::{Checkpoint, Extent, OpenOptions};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result};
 use radpack::pipeline::{Imatrix, Sources};
 use radpack::quantize::kernel;
@@ -12,14 +12,19 @@ use radpack::recipe::{self, Recipe};
 use super::args::{Common, KernelChoice};
 
 /// Opens a source: folder, file, index or hub id.
-pub fn source(text: &str) -> Result<Checkpoint> {
-    Checkpoint::open(Path::new(text), &OpenOptions::default())
+pub fn source(text: &str, extent: Extent) -> Result<Checkpoint> {
+    Checkpoint::open(Path::new(text), &OpenOptions { extent, ..OpenOptions::default() })
 }
 
 /// Opens a source and, if they are named, its draft model and importances.
-pub fn sources(main: &str, draft: Option<&str>, imatrix: Option<&Path>) -> Result<Sources> {
-    let main = source(main)?;
-    let draft = draft.map(source).transpose().map_err(|mut failure| {
+pub fn sources(
+    main: &str,
+    draft: Option<&str>,
+    imatrix: Option<&Path>,
+    extent: Extent,
+) -> Result<Sources> {
+    let main = source(main, extent)?;
+    let draft = draft.map(|draft| source(draft, extent)).transpose().map_err(|mut failure| {
         failure.headline = format!("the draft model: {}", failure.headline);
         failure
     })?;

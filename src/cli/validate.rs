@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use radpack::artifact::verify::Options;
 use radpack::artifact::{self, Artifact, layout as names};
+use radpack::checkpoint::Extent;
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 use radpack::pipeline::{self, Comparison, ConvertOptions};
 use radpack::quantize;
@@ -121,7 +122,12 @@ fn against(
         let problem = Diagnostic::new("against", message).help(help);
         return Err(Failure::one(FailureKind::Usage, "there is nothing to compare", problem));
     }
-    let sources = request::sources(source, args.draft_model.as_deref(), args.imatrix.as_deref())?;
+    let sources = request::sources(
+        source,
+        args.draft_model.as_deref(),
+        args.imatrix.as_deref(),
+        Extent::Everything,
+    )?;
     let weights_only = manifest.model.family.is_none();
     let plan = pipeline::plan_of(artifact, sources, weights_only)?;
     let bars = Bars::new(plan.sources.bytes(), plan.assignment.total.source_bytes);

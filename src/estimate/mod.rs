@@ -13,9 +13,14 @@
 //! | `paged` | the search for the largest number of blocks |
 //! | `rbln`, `radiance`, `vllm`, `exact` | one policy each: what an engine takes before and beside the blocks |
 //! | `layers` | which layer keeps what |
+//! | `terms` | a device's sum while it grows |
+//! | `answer` | what follows from a number of blocks, whatever the policy |
 //! | `sum` | the answer |
+//! | `chart` | the answer as a picture |
 
+mod answer;
 mod budget;
+mod chart;
 mod exact;
 mod layers;
 mod load;
@@ -23,19 +28,23 @@ mod paged;
 mod radiance;
 mod rbln;
 mod sum;
+mod terms;
 mod vllm;
 
 pub use budget::{parse as parse_budget, resolve as resolve_budget};
+pub use chart::svg;
 pub use layers::{LayerRow, TokenBytes, layers, token_bytes};
 pub use load::{Held, MemoryModel, Part, ProgramLoad, is_paged};
 pub use paged::{Tensor, most, need};
 pub use radiance::{Carved, Group, Window, carve, ceiling, groups};
-pub use sum::{Allowance, Capacity, DeviceSum, Estimate, Term, WithEncoder};
+pub use sum::{Allowance, Capacity, Concurrency, DeviceSum, Estimate, Term, WithEncoder};
 pub use vllm::{LayerPages, UniformPages, uniform_pages};
 
 use crate::diag::{Diagnostic, Result, count, size};
 use crate::graph::KvLayout;
 use crate::recipe::{Allocator, MemoryBudget, Profile};
+
+use answer::Blocks;
 
 const AREA: &str = "estimate";
 
@@ -74,23 +83,6 @@ fn said(budget: Option<MemoryBudget>) -> Option<String> {
     })
 }
 
-fn term(name: &str, bytes: u64, how: impl Into<String>) -> Term {
-    Term { name: name.to_owned(), bytes, how: how.into() }
-}
-
-/// A device's sum: the budget less its terms.
-fn device_sum(device: u32, budget: u64, terms: Vec<Term>) -> DeviceSum {
-    let taken = terms.iter().fold(0u64, |sum, t| sum.saturating_add(t.bytes));
-    let left = i128::from(budget) - i128::from(taken);
-    DeviceSum { device, terms, left: i64::try_from(left).unwrap_or(i64::MIN) }
-}
-
-/// Index of the device with the least left, the first of equals.
-fn tightest(devices: &[DeviceSum]) -> usize {
-    let least = devices.iter().enumerate().min_by_key(|(i, d)| (d.left, *i));
-    least.map_or(0, |(i, _)| i)
-}
-
 /// `10 layers × K,V × 16,384 tokens × f16`, or the same of the layers with a window.
 fn cache_words(model: &MemoryModel, paged: bool) -> String {
     let sizes = &model.sizes;
@@ -121,36 +113,6 @@ fn weight_words(model: &MemoryModel, device: u32) -> String {
     words
 }
 
-/// What follows from a number of blocks of equal rank in every layer.
-struct Blocks {
-    blocks: u64,
-    /// Blocks that the engine keeps for itself.
-    kept: u64,
-    min: u64,
-    block_tokens: u64,
-}
-
-impl Blocks {
-    fn allocatable(&self) -> u64 {
-        self.blocks.saturating_sub(self.kept)
-    }
-
-    fn batch_at_full_length(&self, model: &MemoryModel) -> u64 {
-        let each = model.sizes.blocks_per_sequence().max(1);
-        (self.allocatable() / each).min(model.sizes.batch_size)
-    }
-
-    fn length_at_full_batch(&self, model: &MemoryModel) -> u64 {
-        let each = self.allocatable() / model.sizes.batch_size.max(1);
-        each.saturating_mul(self.block_tokens).min(model.sizes.max_seq_len)
-    }
-
-    fn contexts(&self, model: &MemoryModel) -> f64 {
-        let tokens = self.blocks.saturating_mul(self.block_tokens);
-        tokens as f64 / model.sizes.max_seq_len.max(1) as f64
-    }
-}
-
 /// Too few blocks: the two numbers, and what would work.
 fn too_few(model: &MemoryModel, found: &Blocks, missing: u128, room: Room) -> Diagnostic {
     let sizes = &model.sizes;
@@ -168,9 +130,9 @@ fn too_few(model: &MemoryModel, found: &Blocks, missing: u128, room: Room) -> Di
     );
     // As Sizes::min_blocks counts: one more than the longest sequence's, or than the batch.
     let spare = found.blocks.saturating_sub(1);
-    let least_length = found.block_tokens.saturating_mul(2);
-    if spare >= sizes.batch_size && spare.saturating_mul(found.block_tokens) >= least_length {
-        let length = spare.saturating_mul(found.block_tokens);
+    let least_length = found.tokens.saturating_mul(2);
+    if spare >= sizes.batch_size && spare.saturating_mul(found.tokens) >= least_length {
+        let length = spare.saturating_mul(found.tokens);
         out = out.help(format!("--max-seq-len {length} fits"));
     }
     let wanted = u128::from(room.budget) + missing;

@@ -51,6 +51,55 @@ pub fn most(tensors: &[Tensor], rounding: u64, room: i128, full: u64) -> Option<
     best
 }
 
+/// The paged cache of a device: what is searched, once the rings are among the terms.
+pub(super) struct Search {
+    resizable: Vec<Tensor>,
+    rounding: u64,
+    /// Bytes of the rings of all layers with a window, rounded.
+    pub rings: u64,
+    /// Most blocks that are of use.
+    pub full: u64,
+}
+
+impl Search {
+    /// Of a model, in parts over `chiplets` memories.
+    pub fn of(model: &MemoryModel, chiplets: u64, rounding: u64) -> Search {
+        let tensors = tensors(model, chiplets);
+        let rings = u64::try_from(need(&tensors, 0, rounding)).unwrap_or(u64::MAX);
+        let resizable = tensors.into_iter().filter(|t| t.resizable).collect();
+        Search { resizable, rounding, rings, full: model.sizes.full_blocks() }
+    }
+
+    /// The most blocks in what is left; `None` when not even one fits.
+    pub fn most(&self, left: i64) -> Option<u64> {
+        most(&self.resizable, self.rounding, i128::from(left), self.full)
+    }
+
+    /// Bytes of so many blocks.
+    pub fn bytes(&self, blocks: u64) -> u64 {
+        let bytes = need(&self.resizable, blocks, self.rounding);
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+
+    /// Bytes that so many blocks lack; 0 when they fit.
+    pub fn lacks(&self, blocks: u64, left: i64) -> u128 {
+        let bytes = need(&self.resizable, blocks, self.rounding);
+        let wanted = i128::try_from(bytes).unwrap_or(i128::MAX) - i128::from(left);
+        u128::try_from(wanted).unwrap_or(0)
+    }
+
+    /// Bytes that one more block lacks; `None` where it is of no use.
+    pub fn next(&self, blocks: u64, left: i64) -> Option<u64> {
+        let lacks = || u64::try_from(self.lacks(blocks + 1, left)).unwrap_or(u64::MAX);
+        (blocks < self.full).then(lacks)
+    }
+
+    /// Bytes that lie beside so many blocks.
+    pub fn beside(&self, blocks: u64, left: i64) -> u64 {
+        u64::try_from(left).unwrap_or(0).saturating_sub(self.bytes(blocks))
+    }
+}
+
 /// Least and most whole MiB of an allowance, up to `bound` bytes, that give as many blocks as `now` does; `blocks` falls
 /// as the allowance grows.
 pub fn same_answer(now: u64, bound: u64, blocks: impl Fn(u64) -> Option<u64>) -> (u64, u64) {

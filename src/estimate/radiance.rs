@@ -5,11 +5,10 @@
 //! start at multiples of 4096 bytes and each group takes one such unit more; so does the region of state checkpoints,
 //! which is empty without recurrent layers.
 
-use super::{
-    AREA, Allowance, Blocks, Capacity, Estimate, MemoryModel, Options, Part, device_sum,
-    resolve_budget, said, term, tightest, weight_words,
-};
-use super::{exact, paged};
+use super::answer::{Blocks, capacity};
+use super::paged;
+use super::terms::{Sums, Terms};
+use super::{AREA, Allowance, Estimate, MemoryModel, Options, Part, cache_words, resolve_budget};
 use crate::diag::{Diagnostic, Result, count, size};
 use crate::graph::KvLayout;
 use crate::recipe::Profile;
@@ -139,10 +138,8 @@ pub(super) fn estimate(
     options: Options,
 ) -> Result<Estimate> {
     let sizes = &model.sizes;
-    let memory = &target.memory;
     // No fraction of the memory is set aside: the engine takes what is free less head room.
-    let usable = target.usable();
-    let budget = resolve_budget(options.budget, usable)?;
+    let budget = resolve_budget(options.budget, target.usable())?;
     let allowances = &target.allowances;
     let engine = options.workspace.unwrap_or(allowances.fixed);
     let groups = groups(model);
@@ -150,60 +147,43 @@ pub(super) fn estimate(
     let block = sizes.block;
     let ceiling = ceiling(&groups, tables, sizes.batch_size, sizes.max_seq_len, block);
     let sum = |device: u32, engine: u64| {
-        let up = |bytes: u64| bytes.div_ceil(MIB).saturating_mul(MIB);
-        let mut weights = model.weight_bytes(Part::Decoder, device);
-        weights = weights.saturating_add(model.weight_bytes(Part::Lookup, device));
-        let draft = model.weight_bytes(Part::Draft, device);
-        let encoder = match allowances.encoder_on_host {
-            true => 0,
-            false => model.weight_bytes(Part::Encoder, device),
-        };
-        // Weights are one allocation in whole MiB; what rounding adds stands with the largest term.
-        let all = up(weights.saturating_add(draft).saturating_add(encoder));
-        let words = weight_words(model, device);
-        let words = words.split_once("; ").map_or(words.as_str(), |(first, _)| first);
-        let mut terms = vec![term(
-            "weights",
-            all.saturating_sub(draft).saturating_sub(encoder),
-            format!("{words}, embedding included"),
-        )];
-        if draft > 0 {
-            terms.push(term("draft head", draft, "its weights"));
-        }
-        if encoder > 0 {
-            terms.push(term("image encoder", encoder, "its weights"));
-        }
-        terms.push(term("engine", engine, "arenas, staging and graphs, calibrated"));
         let per = allowances.per_sequence;
         let how = format!("{} sequences × {}, calibrated", sizes.batch_size, size(per));
-        terms.push(term("sequences", per.saturating_mul(sizes.batch_size), how));
-        device_sum(device, budget, terms)
+        let weights = Terms::of(model, device, 1).decoder(true).part(Part::Draft);
+        let weights = match allowances.encoder_on_host {
+            true => weights,
+            false => weights.part(Part::Encoder),
+        };
+        // Weights are one allocation in whole MiB.
+        weights
+            .round_up(MIB)
+            .add("engine", engine, "arenas, staging and graphs, calibrated")
+            .add("sequences", per.saturating_mul(sizes.batch_size), how)
+            .off(budget)
     };
-    let devices: Vec<_> = (0..model.devices).map(|d| sum(d, engine)).collect();
-    let tight = tightest(&devices);
-    let decisive = devices.get(tight).ok_or_else(exact::no_devices)?;
+    let sums = Sums::of(model, |device| sum(device, engine))?;
+    let (device, left) = (sums.decisive.device, sums.decisive.left);
     // A pool that serves everything is rounded up to MiB, one that is all there is down.
     let pool = |left: i64| {
         let left = u64::try_from(left).unwrap_or(0) / MIB;
         left.min(ceiling.div_ceil(MIB)).saturating_mul(MIB)
     };
     let cut = |left: i64| carve(pool(left), &groups, tables, sizes.batch_size, block);
-    let carved = cut(decisive.left);
+    let carved = cut(left);
     let tokens = carved.as_ref().map_or(0, |c| c.tokens);
-    let blocks = tokens / block.max(1);
     let full = sizes.full_blocks();
-    let counted = Blocks { blocks, kept: 0, min: 1, block_tokens: block };
+    let found = Blocks { blocks: tokens / block.max(1), kept: 0, min: 1, full, tokens: block };
     let free: u64 = groups.iter().filter(|g| g.window.is_none()).map(|g| g.page).sum();
     let mut misfits = Vec::new();
     let mut notes = Vec::new();
-    let lacks = i128::from(fixed(&groups, tables)) - i128::from(decisive.left);
+    let lacks = i128::from(fixed(&groups, tables)) - i128::from(left);
     if carved.is_none() {
         let missing = u64::try_from(lacks).unwrap_or(free).max(1);
         let problem = Diagnostic::new(
             AREA,
             format!(
                 "no cache block fits: device {} lacks {} before the first one",
-                decisive.device,
+                device,
                 size(missing)
             ),
         );
@@ -233,39 +213,21 @@ pub(super) fn estimate(
         }
     }
     let (least, most) = paged::same_answer(engine, budget, |w| {
-        cut(sum(decisive.device, w).left).map(|c| c.tokens / block.max(1))
+        cut(sum(device, w).left).map(|c| c.tokens / block.max(1))
     });
     let taken = carved.as_ref().map_or(0, |c| {
         let pages = groups.iter().zip(&c.blocks).map(|(g, n)| g.page.saturating_mul(*n));
         pages.fold(fixed(&groups, tables), u64::saturating_add)
     });
-    let left_over = u64::try_from(decisive.left).unwrap_or(0).saturating_sub(taken);
+    let left_over = u64::try_from(left).unwrap_or(0).saturating_sub(taken);
+    let capacity = capacity(target, 1, budget, options.budget);
     Ok(Estimate {
-        allocator: "radiance",
-        target: target.name.clone(),
-        capacity: Capacity {
-            memory: memory.device,
-            reserve: memory.reserve,
-            budget,
-            said: said(options.budget),
-            chiplets: 1,
-        },
-        tightest: tight,
-        block_tokens: block,
         block_bytes: free,
-        block_how: super::cache_words(model, true),
-        blocks,
+        block_how: cache_words(model, true),
+        // A pool is cut to tokens, not to blocks: what was asked for is what the engine reports.
         tokens,
         allocatable_tokens: tokens,
-        kept_blocks: None,
-        min_blocks: 1,
-        full_blocks: full,
-        max_seq_len: sizes.max_seq_len,
-        batch_size: sizes.batch_size,
-        contexts: counted.contexts(model),
-        batch_at_full_length: counted.batch_at_full_length(model),
-        length_at_full_batch: counted.length_at_full_batch(model),
-        next_block: (blocks < full).then(|| free.saturating_sub(left_over)),
+        next_block: (found.blocks < full).then(|| free.saturating_sub(left_over)),
         left_over,
         allowance: Some(Allowance {
             name: "engine".to_owned(),
@@ -274,10 +236,9 @@ pub(super) fn estimate(
             least,
             most,
         }),
-        with_encoder: None,
         notes,
         misfits,
-        devices,
+        ..found.answer("radiance", model, target, capacity, sums)
     })
 }
 

@@ -72,6 +72,15 @@ pub struct WithEncoder {
     pub blocks: Option<u64>,
 }
 
+/// One point of the curve of context against concurrency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Concurrency {
+    /// Sequences that are served at a time.
+    pub sequences: u64,
+    /// Longest length, in tokens, that all of them can have.
+    pub tokens: u64,
+}
+
 /// How many blocks fit, and why.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Estimate {
@@ -113,6 +122,8 @@ pub struct Estimate {
     pub batch_at_full_length: u64,
     /// Longest length, in tokens, that all sequences can have at a time.
     pub length_at_full_batch: u64,
+    /// The longest length for 1, 2, 4, … sequences, and for all that are served together.
+    pub concurrency: Vec<Concurrency>,
     /// Bytes that one more block lacks; absent at the limit.
     pub next_block: Option<u64>,
     /// Bytes that are left beside the blocks.
@@ -132,5 +143,10 @@ impl Estimate {
     /// The device that decides.
     pub fn decisive(&self) -> Option<&DeviceSum> {
         self.devices.get(self.tightest)
+    }
+
+    /// Whether the policy's rules hold and one sequence of full length can be served.
+    pub fn serves_full_length(&self) -> bool {
+        self.misfits.is_empty() && self.batch_at_full_length > 0
     }
 }

@@ -7,12 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use super::exact::no_devices;
-use super::{
-    AREA, Allowance, Capacity, Estimate, MemoryModel, Options, Part, device_sum, is_paged, paged,
-    said, tightest, weight_words,
-};
-use super::{resolve_budget, term};
+use super::answer::{Blocks, capacity, concurrency};
+use super::terms::{Sums, Terms};
+use super::{AREA, Allowance, Estimate, MemoryModel, Options, Part};
+use super::{is_paged, paged, resolve_budget};
 use crate::diag::{Diagnostic, Result, count, size};
 use crate::graph::KvLayout;
 use crate::recipe::{MemoryBudget, Profile};
@@ -105,37 +103,29 @@ pub(super) fn estimate(
     options: Options,
 ) -> Result<Estimate> {
     let sizes = &model.sizes;
-    let memory = &target.memory;
-    let fraction = options.budget.unwrap_or(MemoryBudget::Fraction(memory.utilization));
+    let utilization = target.memory.utilization;
+    let fraction = options.budget.unwrap_or(MemoryBudget::Fraction(utilization));
     let budget = resolve_budget(Some(fraction), target.usable())?;
     let engine = options.workspace.unwrap_or(ENGINE);
     let step = sizes.prefill_chunk;
     let pages = uniform_pages(&kinds(model), sizes.block);
     let sum = |device: u32, engine: u64| {
-        let mut decoder = model.weight_bytes(Part::Decoder, device);
-        decoder = decoder.saturating_add(model.weight_bytes(Part::Lookup, device));
-        let words = weight_words(model, device);
-        let words = words.split_once("; ").map_or(words.as_str(), |(first, _)| first);
-        let mut terms = vec![term("weights", decoder, format!("{words}, embedding included"))];
-        for (part, name) in [(Part::Draft, "draft head"), (Part::Encoder, "image encoder")] {
-            let bytes = model.weight_bytes(part, device);
-            if bytes > 0 {
-                terms.push(term(name, bytes, "its weights"));
-            }
-        }
         let here = model.programs.iter().filter(|p| p.devices.contains(&device));
         let arena = here.map(|p| p.arena).max().unwrap_or(0);
         let how = format!("largest program of radpack, steps of {} tokens", count(step));
-        terms.push(term("activations", arena, how));
-        terms.push(term("engine", engine, "context, graphs, collectives; assumed"));
-        device_sum(device, budget, terms)
+        Terms::of(model, device, 1)
+            .decoder(true)
+            .part(Part::Draft)
+            .part(Part::Encoder)
+            .add("activations", arena, how)
+            .add("engine", engine, "context, graphs, collectives; assumed")
+            .off(budget)
     };
-    let devices: Vec<_> = (0..model.devices).map(|d| sum(d, engine)).collect();
-    let tight = tightest(&devices);
-    let decisive = devices.get(tight).ok_or_else(no_devices)?;
+    let sums = Sums::of(model, |device| sum(device, engine))?;
+    let device = sums.decisive.device;
     let block_bytes = pages.as_ref().map_or(0, |p| p.block_bytes);
     let fit = |left: i64| u64::try_from(left).unwrap_or(0).checked_div(block_bytes);
-    let blocks = fit(decisive.left).unwrap_or(0);
+    let blocks = fit(sums.decisive.left).unwrap_or(0);
     let per = |tokens: u64| pages.as_ref().map_or(0, |p| p.per_sequence(tokens, step));
     let each = per(sizes.max_seq_len).max(1);
     let allocatable = blocks.saturating_sub(1);
@@ -152,7 +142,7 @@ pub(super) fn estimate(
         low
     };
     let mut misfits = Vec::new();
-    let left = u64::try_from(decisive.left).unwrap_or(0);
+    let left = u64::try_from(sums.decisive.left).unwrap_or(0);
     if pages.is_none() {
         let rule = if model.kv.is_empty() {
             "the model has no cache"
@@ -162,7 +152,7 @@ pub(super) fn estimate(
         misfits.push(Diagnostic::new(AREA, rule).help("--allocator exact counts each layer alone"));
     } else if blocks < min {
         let wanted = block_bytes.saturating_mul(min);
-        let missing = i128::from(wanted) - i128::from(decisive.left);
+        let missing = i128::from(wanted) - i128::from(sums.decisive.left);
         let mut problem = Diagnostic::new(
             AREA,
             format!(
@@ -170,7 +160,7 @@ pub(super) fn estimate(
                 count(blocks),
                 count(min),
                 count(sizes.max_seq_len),
-                decisive.device,
+                device,
                 size(u64::try_from(missing).unwrap_or(u64::MAX))
             ),
         );
@@ -181,7 +171,7 @@ pub(super) fn estimate(
         }
         misfits.push(problem.help("more devices, or weights in fewer bits, leave more room"));
     }
-    let (least, most) = paged::same_answer(engine, budget, |w| fit(sum(decisive.device, w).left));
+    let (least, most) = paged::same_answer(engine, budget, |w| fit(sum(device, w).left));
     let tokens_of = |n: u64| {
         u64::try_from(u128::from(n) * u128::from(sizes.max_seq_len) / u128::from(each))
             .unwrap_or(u64::MAX)
@@ -202,31 +192,18 @@ pub(super) fn estimate(
             size(full_pages(model))
         ));
     }
+    let found = Blocks { blocks, kept: u64::from(blocks > 0), min, full, tokens: sizes.block };
+    let capacity = capacity(target, 1, budget, Some(fraction));
     Ok(Estimate {
-        allocator: "vllm",
-        target: target.name.clone(),
-        capacity: Capacity {
-            memory: memory.device,
-            reserve: memory.reserve,
-            budget,
-            said: said(Some(fraction)),
-            chiplets: 1,
-        },
-        tightest: tight,
-        block_tokens: sizes.block,
         block_bytes,
         block_how: words,
-        blocks,
+        // A block serves one group of layers, so tokens follow from what a sequence takes over all groups.
         tokens: tokens_of(blocks),
         allocatable_tokens: tokens_of(allocatable),
-        kept_blocks: (blocks > 0).then(|| "one null block".to_owned()),
-        min_blocks: min,
-        full_blocks: full,
-        max_seq_len: sizes.max_seq_len,
-        batch_size: sizes.batch_size,
         contexts: blocks as f64 / each as f64,
         batch_at_full_length: (allocatable / each).min(sizes.batch_size),
         length_at_full_batch: longest(sizes.batch_size),
+        concurrency: concurrency(sizes.batch_size, longest),
         next_block: Some(block_bytes.saturating_sub(left.checked_rem(block_bytes).unwrap_or(0))),
         left_over: left.checked_rem(block_bytes).unwrap_or(left),
         allowance: Some(Allowance {
@@ -236,10 +213,9 @@ pub(super) fn estimate(
             least,
             most,
         }),
-        with_encoder: None,
         notes,
         misfits,
-        devices,
+        ..found.answer("vllm", model, target, capacity, sums)
     })
 }
 

@@ -93,9 +93,7 @@ pub fn place<'a>(
         misfits.iter().all(|m| m.vision != of_vision)
     };
     let counts = |of_vision: bool, heads: u64| -> Vec<u64> {
-        (1..=heads.min(MAX_TRIED))
-            .filter(|n| heads.is_multiple_of(*n) && works(*n, of_vision))
-            .collect()
+        divisors(heads).filter(|n| works(*n, of_vision)).collect()
     };
     let vision = misfits.iter().any(|m| m.vision).then(|| counts(true, vision_heads(models)));
     let text = misfits.iter().any(|m| !m.vision).then(|| counts(false, heads(models)));
@@ -104,6 +102,28 @@ pub fn place<'a>(
         problems.push(problem(misfit, fitting.as_deref().unwrap_or_default()));
     }
     problems.finish(FailureKind::Refused, HEADLINE, placement)
+}
+
+/// The numbers of devices that the decoder splits over, ascending. None is larger than its number of query heads.
+pub fn device_counts<'a>(
+    models: impl Into<Models<'a>>,
+    table: &WeightTable,
+    assignment: &Assignment,
+) -> Vec<u32> {
+    let models = models.into();
+    if models.main.is_none() {
+        return vec![1];
+    }
+    let counts = divisors(heads(models)).filter_map(|n| u32::try_from(n).ok());
+    let works = |n: &u32| {
+        let (_, misfits) = Rules::new(models, table, assignment, *n, &[0]).apply();
+        misfits.iter().all(|m| m.vision)
+    };
+    counts.filter(works).collect()
+}
+
+fn divisors(heads: u64) -> impl Iterator<Item = u64> {
+    (1..=heads.min(MAX_TRIED)).filter(move |n| heads.is_multiple_of(*n))
 }
 
 const HEADLINE: &str = "this model does not split over these devices";

@@ -11,7 +11,7 @@ use super::{ConvertOptions, Plan, Progress, Request, Sources, plan};
 use crate::artifact::{Artifact, WeightView, Weights, digests, errors, layout as names, manifest};
 use crate::checkpoint::FileDigest;
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, SourceText};
-use crate::quantize::Sink;
+use crate::quantize::{ErrorSum, Sink};
 use crate::recipe::Recipe;
 
 /// Findings shown one by one; the rest is counted.
@@ -74,7 +74,7 @@ pub fn compare(
         bytes: AtomicU64::new(0),
         progress: options.progress,
     };
-    let (sums, hashes) = run(plan, &work, &sink, options, None)?;
+    let (sums, hashes) = run(plan, &work, &sink, options, (None, None))?;
     findings.extend(sink.findings());
     let bytes = sink.bytes.load(Ordering::Relaxed);
 
@@ -96,7 +96,8 @@ pub fn compare(
         findings.extend(opaque(artifact, names::PARTITION_ENTRY, &table));
     }
     findings.extend(files(plan, artifact, &hashes)?);
-    let manifest = final_manifest(plan, &hashes);
+    let mut manifest = final_manifest(plan, &hashes);
+    set_blocks(artifact, &mut manifest);
     if findings.is_empty() {
         // A file made from other bytes differs here too; the lines above name the cause better.
         findings.extend(opaque(artifact, names::MANIFEST_ENTRY, &manifest.to_bytes()));
@@ -105,6 +106,16 @@ pub fn compare(
         findings.extend(tables(plan, artifact, path)?);
     }
     Ok(Comparison { weights: work.jobs.len(), bytes, findings })
+}
+
+/// Takes over how many cache blocks the file was set to, the one value that no conversion decides.
+fn set_blocks(artifact: &Artifact, planned: &mut manifest::Manifest) {
+    let entry = artifact.find(names::MANIFEST_ENTRY);
+    let stored = entry.and_then(|e| manifest::Manifest::parse(e.plane(0)).ok());
+    if let (Some(stored), Some(planned)) = (stored.and_then(|m| m.graphs), planned.graphs.as_mut())
+    {
+        planned.kv.blocks = stored.kv.blocks;
+    }
 }
 
 /// Differences between the planned directory and the file's.
@@ -221,7 +232,7 @@ impl Sink for CompareSink<'_> {
         Ok(())
     }
 
-    fn complete(&self, _job: usize) -> io::Result<()> {
+    fn complete(&self, _job: usize, _sum: &ErrorSum) -> io::Result<()> {
         Ok(())
     }
 

@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use super::journal::{self, Journal, Kept, Recovered};
 use super::shards::Target;
 use super::{Plan, Progress, Reuse, disk};
 use crate::artifact::errors::WeightError;
 use crate::artifact::partition::Partition;
-use crate::artifact::{Weights, Writer, digests, errors, layout as names, manifest};
-use crate::checkpoint::{Checkpoint, FileDigest};
+use crate::artifact::{Weights, Writer, digests, errors, layout as names, manifest, partial_path};
+use crate::checkpoint::{Checkpoint, FileDigest, Hashing};
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, size};
 use crate::model::Weight;
 use crate::quantize::{EncodeError, ErrorSum, ExecuteError, Job, Sink, Workers, execute};
@@ -41,6 +43,17 @@ pub struct Converted {
     pub errors: Vec<WeightError>,
     /// Weights that were copied out of an older artifact.
     pub reused: usize,
+    /// Weights that were in the partial file already.
+    pub resumed: usize,
+}
+
+/// What earlier runs left that need not be made again. The file is the same, byte for byte, with and without it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Earlier<'a> {
+    /// An artifact that holds some of the weights.
+    pub artifact: Option<&'a Reuse>,
+    /// Whether to go on with a partial file: what it holds is verified. It then stays after a failure or a signal, too.
+    pub partial: bool,
 }
 
 /// Writes the planned file to `out`.
@@ -49,41 +62,77 @@ pub struct Converted {
 /// Too little space, an output that is one of the inputs, non-finite weights (all of them), I/O. Then `out` is as it
 /// was.
 pub fn convert(plan: &Plan, out: &Path, options: ConvertOptions<'_>) -> Result<Converted> {
-    convert_reusing(plan, out, options, None)
+    convert_from(plan, out, options, Earlier::default())
 }
 
-/// Writes the planned file to `out`; weights that an older artifact holds already are copied from there. The file is
-/// the same, byte for byte, as without it.
+/// Writes the planned file to `out`, with what earlier runs made of it.
 ///
 /// # Errors
 /// As [`convert`].
-pub fn convert_reusing(
+pub fn convert_from(
     plan: &Plan,
     out: &Path,
     options: ConvertOptions<'_>,
-    reuse: Option<&Reuse>,
+    earlier: Earlier<'_>,
 ) -> Result<Converted> {
+    if plan.sources.headers_only() {
+        let what = "only the headers of the weights were fetched, which is enough for a plan";
+        return Err(Failure::plain(FailureKind::Failed, what));
+    }
     check_output(plan, out)?;
-    let writer = Writer::create(out, plan.layout.clone())?;
-    let stored = reuse.map(Reuse::stored).transpose()?;
+    let (writer, found) = match earlier.partial {
+        true => Writer::resume(out, plan.layout.clone())?,
+        false => (Writer::create(out, plan.layout.clone())?, false),
+    };
+    let partial = writer.partial().to_owned();
+    write(plan, writer, found, options, earlier).map_err(|mut failure| {
+        if earlier.partial {
+            let stays = format!("{} stays: the same command goes on with it", partial.display());
+            failure.closing = Some(stays);
+        }
+        failure
+    })
+}
+
+/// The conversion itself; `found` says that the writer goes on with a partial file.
+fn write(
+    plan: &Plan,
+    writer: Writer,
+    found: bool,
+    options: ConvertOptions<'_>,
+    earlier: Earlier<'_>,
+) -> Result<Converted> {
+    let identity = journal::identity(plan);
+    let at = journal::path(writer.partial());
+    let recovered = if found { Recovered::read(&at, identity) } else { None };
+    let log = Journal::open(writer.partial(), identity, recovered.is_some(), earlier.partial)?;
+    let stored = earlier.artifact.map(Reuse::stored).transpose()?;
     let mut work = Work::of(plan)?;
     let mut hashed = None;
-    if let (Some(reuse), Some(stored)) = (reuse, &stored) {
+    if recovered.is_some() || stored.is_some() {
         // Only the digests of the source files tell whether an older weight is this one.
         let pool = pool(options.threads)?;
-        let files = pool.install(|| hash(plan, options, options.cancelled))?;
-        let reusable = pool.install(|| reuse.weights(stored, plan, &files));
-        work.reuse(plan, (reuse, stored), &reusable);
+        let files = pool.install(|| hash(plan, options, options.cancelled, Some(&log)))?;
+        if let Some(recovered) = recovered {
+            let kept = pool.install(|| recovered.usable(plan, &work, &writer, &files))?;
+            work.keep(plan, kept, options.progress);
+        }
+        if let (Some(reuse), Some(stored)) = (earlier.artifact, &stored) {
+            let reusable = pool.install(|| reuse.weights(stored, plan, &files));
+            work.reuse(plan, (reuse, stored), &reusable);
+        }
         hashed = Some(files);
     }
     let sink = FileSink {
+        plan,
+        work: &work,
         writer: &writer,
-        targets: &work.targets,
-        digests: Mutex::new(BTreeMap::new()),
+        log: &log,
+        digests: Mutex::new(work.kept_entries()),
         wholes: Mutex::new(BTreeMap::new()),
         progress: options.progress,
     };
-    let (sums, hashes) = run(plan, &work, &sink, options, hashed)?;
+    let (sums, hashes) = run(plan, &work, &sink, options, (hashed, Some(&log)))?;
     let known = sink.digests.into_inner().unwrap_or_else(PoisonError::into_inner);
     let wholes = sink.wholes.into_inner().unwrap_or_else(PoisonError::into_inner);
 
@@ -99,8 +148,9 @@ pub fn convert_reusing(
     write_opaque(&writer, names::MANIFEST_ENTRY, &final_manifest(plan, &hashes).to_bytes())?;
     let digest = digests::seal(&writer, &known)?;
     let path = writer.finish()?;
-    let reused = work.errors.len();
-    Ok(Converted { path, file_bytes: plan.layout.file_bytes(), digest, errors, reused })
+    log.finish();
+    let (reused, resumed) = (work.errors.len(), work.kept.len());
+    Ok(Converted { path, file_bytes: plan.layout.file_bytes(), digest, errors, reused, resumed })
 }
 
 /// The stored weights in container order, as work for the executor.
@@ -113,6 +163,8 @@ pub(super) struct Work<'a> {
     pub jobs: Vec<Job<'a>>,
     /// Errors of the jobs that copy an older artifact's planes.
     errors: BTreeMap<usize, WeightError>,
+    /// Weights that are in the file already, by index in the table; there are no jobs for them.
+    kept: BTreeMap<usize, Kept>,
 }
 
 impl<'a> Work<'a> {
@@ -126,6 +178,7 @@ impl<'a> Work<'a> {
             targets: Vec::new(),
             jobs: Vec::new(),
             errors: BTreeMap::new(),
+            kept: BTreeMap::new(),
         };
         for (assigned, weight) in plan.assignment.stored(&plan.table) {
             let source = plan.sources.source(weight).map_err(|e| {
@@ -157,6 +210,28 @@ impl<'a> Work<'a> {
             });
         }
         Ok(work)
+    }
+
+    /// Takes the jobs of weights away that are in the file already.
+    fn keep(&mut self, plan: &Plan, kept: BTreeMap<usize, Kept>, progress: &dyn Progress) {
+        let stay = |index: &usize| !kept.contains_key(index);
+        let is: Vec<bool> = self.weights.iter().map(stay).collect();
+        let mut stays = is.iter();
+        self.jobs.retain(|_| stays.next() == Some(&true));
+        let mut stays = is.iter();
+        self.targets.retain(|_| stays.next() == Some(&true));
+        self.weights.retain(stay);
+        for weight in kept.keys().filter_map(|index| plan.table.weights.get(*index)) {
+            let bits =
+                weight.shape.elements().unwrap_or(0).saturating_mul(weight.dtype.bits().into());
+            progress.encoded(weight.stored.as_ref().map_or(bits.div_ceil(8), |s| s.bytes));
+        }
+        self.kept = kept;
+    }
+
+    /// Digests of the entries that are in the file already.
+    fn kept_entries(&self) -> BTreeMap<usize, [u8; 32]> {
+        self.kept.values().flat_map(|kept| kept.entries.clone()).collect()
     }
 
     /// Copies these weights' planes instead of making them.
@@ -203,13 +278,35 @@ fn pool(threads: usize) -> Result<rayon::ThreadPool> {
 }
 
 /// Sha256 of every source file; `abandon` stops it.
-fn hash(plan: &Plan, options: ConvertOptions<'_>, abandon: &AtomicBool) -> Result<Vec<FileDigest>> {
-    plan.sources.hash_files(abandon, &|bytes| {
-        options.progress.hashed(bytes);
-        if options.cancelled.load(Ordering::Relaxed) {
-            abandon.store(true, Ordering::Relaxed);
+fn hash(
+    plan: &Plan,
+    options: ConvertOptions<'_>,
+    abandon: &AtomicBool,
+    log: Option<&Journal>,
+) -> Result<Vec<FileDigest>> {
+    plan.sources.hash_files(abandon, &Watched { options, abandon, log })
+}
+
+/// Passes on how far hashing is, and stops it when the run is cancelled.
+struct Watched<'a> {
+    options: ConvertOptions<'a>,
+    abandon: &'a AtomicBool,
+    log: Option<&'a Journal>,
+}
+
+impl Hashing for Watched<'_> {
+    fn bytes(&self, bytes: u64) {
+        self.options.progress.hashed(bytes);
+        if self.options.cancelled.load(Ordering::Relaxed) {
+            self.abandon.store(true, Ordering::Relaxed);
         }
-    })
+    }
+
+    fn file(&self, digest: &FileDigest) {
+        if let Some(log) = self.log {
+            log.file(digest);
+        }
+    }
 }
 
 /// Encodes every weight and, at the same time, hashes every source file that was not `hashed` before.
@@ -218,7 +315,7 @@ pub(super) fn run(
     work: &Work<'_>,
     sink: &dyn Sink,
     options: ConvertOptions<'_>,
-    hashed: Option<Vec<FileDigest>>,
+    (hashed, log): (Option<Vec<FileDigest>>, Option<&Journal>),
 ) -> Result<(Vec<ErrorSum>, Vec<FileDigest>)> {
     let pool = pool(options.threads)?;
     // Hashing stops when encoding has stopped, on a signal too.
@@ -227,7 +324,7 @@ pub(super) fn run(
     let (encoded, hashed) = std::thread::scope(|scope| {
         let hashing = scope.spawn(|| match hashed {
             Some(files) => Ok(files),
-            None => pool.install(|| hash(plan, options, &abandon)),
+            None => pool.install(|| hash(plan, options, &abandon, log)),
         });
         let encoded = execute(&work.jobs, workers, sink);
         if encoded.is_err() {
@@ -244,8 +341,10 @@ pub(super) fn run(
 
 /// Puts planes into the file and digests each weight when it is complete.
 struct FileSink<'a> {
+    plan: &'a Plan,
+    work: &'a Work<'a>,
     writer: &'a Writer,
-    targets: &'a [Target],
+    log: &'a Journal,
     /// Of entries, by position in the directory.
     digests: Mutex<BTreeMap<usize, [u8; 32]>>,
     /// Of whole weights, by job.
@@ -255,7 +354,7 @@ struct FileSink<'a> {
 
 impl FileSink<'_> {
     fn target(&self, job: usize) -> io::Result<&Target> {
-        self.targets.get(job).ok_or_else(|| io::Error::other("no such weight"))
+        self.work.targets.get(job).ok_or_else(|| io::Error::other("no such weight"))
     }
 }
 
@@ -264,8 +363,14 @@ impl Sink for FileSink<'_> {
         self.target(job)?.write(self.writer, plane, offset, bytes)
     }
 
-    fn complete(&self, job: usize) -> io::Result<()> {
+    fn complete(&self, job: usize, sum: &ErrorSum) -> io::Result<()> {
         let (entries, whole) = self.target(job)?.complete(self.writer)?;
+        // A copied weight has no sums of its own; a later run copies it again.
+        if let (Some(weight), false) =
+            (self.work.weight(self.plan, job), self.work.errors.contains_key(&job))
+        {
+            self.log.weight(&weight.name, &entries, whole, sum);
+        }
         self.digests.lock().unwrap_or_else(PoisonError::into_inner).extend(entries);
         self.wholes.lock().unwrap_or_else(PoisonError::into_inner).insert(job, whole);
         Ok(())
@@ -298,7 +403,9 @@ fn check_output(plan: &Plan, out: &Path) -> Result<()> {
         return Err(Failure::one(FailureKind::Usage, "there is no place for the output", problem));
     }
     let need = plan.layout.file_bytes();
-    match disk::free_bytes(folder) {
+    // What an earlier run left there is used or replaced.
+    let taken = std::fs::metadata(partial_path(out)).map_or(0, |m| m.blocks().saturating_mul(512));
+    match disk::free_bytes(folder).map(|free| free.saturating_add(taken)) {
         Some(free) if free < need => {
             let problem = Diagnostic::new(
                 "output",
@@ -319,20 +426,21 @@ fn check_output(plan: &Plan, out: &Path) -> Result<()> {
 
 /// Errors of the quantized weights, in directory order.
 pub(super) fn weight_errors(plan: &Plan, work: &Work<'_>, sums: &[ErrorSum]) -> Vec<WeightError> {
-    let quantized = |(job, sum): (usize, &ErrorSum)| {
-        if *work.jobs.get(job)?.method == Method::Keep {
-            return None;
-        }
-        if let Some(error) = work.errors.get(&job) {
-            return Some(error.clone());
-        }
-        Some(WeightError {
-            weight: work.weight(plan, job)?.name.clone(),
-            squared_error: sum.squared_error(),
-            squared: sum.squared(),
-        })
+    let made = |(job, sum): (usize, &ErrorSum)| {
+        let own = || {
+            Some(WeightError {
+                weight: work.weight(plan, job)?.name.clone(),
+                squared_error: sum.squared_error(),
+                squared: sum.squared(),
+            })
+        };
+        Some((*work.weights.get(job)?, work.errors.get(&job).cloned().or_else(own)?))
     };
-    sums.iter().enumerate().filter_map(quantized).collect()
+    let mut all: BTreeMap<usize, WeightError> = sums.iter().enumerate().filter_map(made).collect();
+    all.extend(work.kept.iter().map(|(index, kept)| (*index, kept.error.clone())));
+    let stored = plan.assignment.stored(&plan.table);
+    let quantized = stored.filter(|(assigned, _)| *assigned.method != Method::Keep);
+    quantized.filter_map(|(assigned, _)| all.remove(&assigned.weight)).collect()
 }
 
 fn write_opaque(writer: &Writer, name: &str, bytes: &[u8]) -> Result<()> {
@@ -364,10 +472,11 @@ pub(super) fn final_partition(
     wholes: &BTreeMap<usize, [u8; 32]>,
 ) -> Option<Partition> {
     let mut out = plan.partition.clone()?;
-    let named: BTreeMap<&str, [u8; 32]> = wholes
+    let mut named: BTreeMap<&str, [u8; 32]> = wholes
         .iter()
         .filter_map(|(job, digest)| Some((work.weight(plan, *job)?.name.as_str(), *digest)))
         .collect();
+    named.extend(work.kept.values().map(|kept| (kept.error.weight.as_str(), kept.whole)));
     for row in &mut out.weights {
         if let Some(digest) = named.get(row.name.as_str()) {
             row.sha256 = *digest;

@@ -4,25 +4,31 @@
 //! Checkpoint::open ─┐  (Sources: with a draft model, two)
 //! Recipe::parse ────┴─ plan ─┬─ convert ─ OUT.rad
 //!                            └─ compare ─ findings
+//! Subject ─ outline (per recipe): placement, programs and sizes alone, for estimates
 //! ```
 
 mod compare;
 mod convert;
 mod disk;
 mod imatrix;
+mod journal;
+mod outline;
 mod plan;
 mod programs;
 mod reuse;
+mod scenario;
 mod shards;
 mod sources;
 
 pub use compare::{Comparison, compare, plan_of};
-pub use convert::{ConvertOptions, Converted, convert, convert_reusing};
+pub use convert::{ConvertOptions, Converted, Earlier, convert, convert_from};
 pub use disk::free_bytes;
 pub use imatrix::{Entry as ImportanceEntry, IMATRIX_FILE, Imatrix, Importances};
+pub use outline::{Outline, Subject};
 pub use plan::{Plan, Request, plan};
 pub use programs::{Compiled, check as check_programs};
 pub use reuse::Reuse;
+pub use scenario::{Fit, FitAxis, Measured, Settings, Tried, first_problem, why_not};
 pub use sources::{DRAFT_FOLDER, Sources};
 
 /// Told how far a run is. Calls come from several threads.

@@ -71,12 +71,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
     let sources = sources.into();
     sources.refuse_quantized()?;
     imatrix::wanted(&sources, &recipe)?;
-    let Understood { spec, draft, mut table } = understand(&sources, request.weights_only)?;
-    for weight in &mut table.weights {
-        weight.stored = sources.of(weight).ok().and_then(|checkpoint| checkpoint.stored(weight));
-    }
-    table.unused.extend(sources.unused());
-    table.unused.sort();
+    let Understood { spec, draft, table } = understand(&sources, request.weights_only)?;
     let (assignment, importances, mut warnings) = decide(&sources, &recipe, &table, request)?;
     warnings.extend(assignment.warnings.iter().cloned());
     let models = Models { main: spec.as_ref(), draft: draft.as_ref() };
@@ -128,7 +123,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
 }
 
 /// The weights over the recipe's devices.
-fn place(
+pub(super) fn place(
     recipe: &Recipe,
     models: Models<'_>,
     table: &WeightTable,
@@ -145,14 +140,27 @@ fn place(
 }
 
 /// What the sources mean.
-struct Understood {
-    spec: Option<ModelSpec>,
-    draft: Option<ModelSpec>,
-    table: WeightTable,
+#[derive(Debug)]
+pub(super) struct Understood {
+    pub spec: Option<ModelSpec>,
+    pub draft: Option<ModelSpec>,
+    pub table: WeightTable,
 }
 
-/// The model's weights: by family, or by name alone. Those of a draft model stand among them.
-fn understand(sources: &Sources, weights_only: bool) -> Result<Understood> {
+/// The model's weights: by family, or by name alone. Those of a draft model stand among them. A weight that a source
+/// holds quantized knows how.
+pub(super) fn understand(sources: &Sources, weights_only: bool) -> Result<Understood> {
+    let mut understood = meaning(sources, weights_only)?;
+    let table = &mut understood.table;
+    for weight in &mut table.weights {
+        weight.stored = sources.of(weight).ok().and_then(|checkpoint| checkpoint.stored(weight));
+    }
+    table.unused.extend(sources.unused());
+    table.unused.sort();
+    Ok(understood)
+}
+
+fn meaning(sources: &Sources, weights_only: bool) -> Result<Understood> {
     let checkpoint = &sources.main;
     let config = checkpoint.config();
     if weights_only {

@@ -57,6 +57,16 @@ pub(super) fn compile(input: &Input<'_>) -> Result<(Option<Compiled>, Vec<Diagno
     if input.spec.draft.is_some() {
         return Ok((None, Vec::new()));
     }
+    let (mut compiled, warnings) = compile_only(input)?;
+    compiled.sections = sections(&compiled.programs);
+    Ok((Some(compiled), warnings))
+}
+
+/// As [`compile`], of a model that is no draft head, without sections: for callers that write nothing.
+///
+/// # Errors
+/// As [`compile`].
+pub(super) fn compile_only(input: &Input<'_>) -> Result<(Compiled, Vec<Diagnostic>)> {
     let profile = input.recipe.target.profile.as_deref().map(Profile::find).transpose()?;
     if let Some(profile) = &profile {
         let misfits = profile.misfits(input.recipe, input.table, input.assignment);
@@ -72,9 +82,8 @@ pub(super) fn compile(input: &Input<'_>) -> Result<(Option<Compiled>, Vec<Diagno
     let sized = graph::derive(&spec, draft.is_some(), input.recipe, profile.as_ref(), dtype)?;
     let shards = Shards::new(input.recipe, input.table, input.assignment, input.placement);
     let programs = graph::compile(&spec, draft, &sized.sizes, &shards)?;
-    let sections = sections(&programs);
-    let compiled = Compiled { profile, sizes: sized.sizes, programs, sections };
-    Ok((Some(compiled), sized.warnings))
+    let compiled = Compiled { profile, sizes: sized.sizes, programs, sections: Vec::new() };
+    Ok((compiled, sized.warnings))
 }
 
 /// The entries that hold programs.
@@ -160,6 +169,7 @@ pub(super) fn summary(
             window_bytes,
             full_blocks: sizes.full_blocks(),
             min_blocks: sizes.min_blocks(),
+            blocks: None,
             aligned: sizes.aligned,
             draft_tokens: sizes.draft_tokens,
         },
@@ -231,6 +241,13 @@ pub fn check(artifact: &Artifact, manifest: Option<&Manifest>) -> Problems {
                             p.name, p.arena_bytes, p.devices, held.devices
                         ));
                     }
+                }
+                let kv = &summary.kv;
+                if let Some(n) = kv.blocks.filter(|n| *n < kv.min_blocks || *n > kv.full_blocks) {
+                    say(format!(
+                        "the manifest sets {n} cache blocks, the programs work with {} to {}",
+                        kv.min_blocks, kv.full_blocks
+                    ));
                 }
                 for tensor in &programs.kv {
                     let fits = match tensor.layout {

@@ -109,6 +109,13 @@ impl Target {
         })
     }
 
+    /// Positions of its entries in the directory, rising.
+    pub(super) fn positions(&self) -> impl Iterator<Item = usize> {
+        let mut sorted = self.entries.clone();
+        sorted.sort_unstable();
+        sorted.into_iter()
+    }
+
     fn entry(&self, piece: usize) -> io::Result<usize> {
         self.entries.get(piece).copied().ok_or_else(|| io::Error::other("no such piece"))
     }

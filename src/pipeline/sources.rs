@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use super::imatrix::Imatrix;
-use crate::checkpoint::{Checkpoint, FileDigest, SideFile};
+use crate::checkpoint::{Checkpoint, FileDigest, Hashing, SideFile};
 use crate::diag::Result;
 use crate::model::{DRAFT_PREFIX, Origin, Weight};
 use crate::tensor::TensorSource;
@@ -46,6 +46,11 @@ impl Sources {
             failure.headline = format!("the draft model: {}", failure.headline);
             failure
         })
+    }
+
+    /// Whether weights are there with their headers alone.
+    pub fn headers_only(&self) -> bool {
+        self.main.headers_only() || self.draft.as_ref().is_some_and(Checkpoint::headers_only)
     }
 
     /// Tensors that are left out of either checkpoint, with the reason.
@@ -148,18 +153,17 @@ impl Sources {
     pub fn hash_files(
         &self,
         cancel: &AtomicBool,
-        progress: &(dyn Fn(u64) + Sync),
+        progress: &dyn Hashing,
     ) -> Result<Vec<FileDigest>> {
         let mut all = self.main.hash_files(cancel, progress)?;
         if let Some(draft) = &self.draft {
-            let digests = draft.hash_files(cancel, progress)?.into_iter();
-            all.extend(
-                digests.map(|d| FileDigest { path: format!("{DRAFT_FOLDER}{}", d.path), ..d }),
-            );
+            let digests = draft.hash_files(cancel, &InDraftFolder(progress))?;
+            all.extend(digests.iter().map(in_draft_folder));
         }
         if let Some(imatrix) = &self.imatrix {
             // It was read and hashed as a whole when it was opened.
-            progress(imatrix.file().bytes);
+            progress.bytes(imatrix.file().bytes);
+            progress.file(imatrix.file());
             all.push(imatrix.file().clone());
         }
         all.sort_by(|a, b| a.path.cmp(&b.path));
@@ -178,5 +182,23 @@ impl Sources {
         let main = self.main.holds(path).map(str::to_owned);
         let draft = || self.draft.as_ref()?.holds(path).map(|f| format!("{DRAFT_FOLDER}{f}"));
         main.or_else(draft)
+    }
+}
+
+/// A file of the draft model under the name that it has among all files.
+fn in_draft_folder(digest: &FileDigest) -> FileDigest {
+    FileDigest { path: format!("{DRAFT_FOLDER}{}", digest.path), ..digest.clone() }
+}
+
+/// Passes on what is told of the draft model's files.
+struct InDraftFolder<'a>(&'a dyn Hashing);
+
+impl Hashing for InDraftFolder<'_> {
+    fn bytes(&self, bytes: u64) {
+        self.0.bytes(bytes);
+    }
+
+    fn file(&self, digest: &FileDigest) {
+        self.0.file(&in_draft_folder(digest));
     }
 }

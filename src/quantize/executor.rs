@@ -51,11 +51,11 @@ pub trait Sink: Sync {
     /// Stops the run.
     fn write(&self, job: usize, plane: usize, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Every plane of the job has been written.
+    /// Every plane of the job has been written; `sum` is what that cost.
     ///
     /// # Errors
     /// Stops the run.
-    fn complete(&self, job: usize) -> io::Result<()>;
+    fn complete(&self, job: usize, sum: &ErrorSum) -> io::Result<()>;
 
     /// Source bytes that were just encoded, for progress.
     fn advance(&self, _job: usize, _source_bytes: u64) {}
@@ -323,7 +323,8 @@ impl<'a, 'j> Run<'a, 'j> {
         if state.blocks_left.fetch_sub(1, Ordering::AcqRel) == 1 {
             lock(&state.encoder).take();
             if !self.scan_only.load(Ordering::Relaxed) {
-                self.sink.complete(job).map_err(writing(job))?;
+                let sum = *lock(&state.sum);
+                self.sink.complete(job, &sum).map_err(writing(job))?;
             }
         }
         Ok(())
@@ -592,7 +593,7 @@ mod tests {
             Ok(())
         }
 
-        fn complete(&self, job: usize) -> io::Result<()> {
+        fn complete(&self, job: usize, _: &ErrorSum) -> io::Result<()> {
             lock(&self.complete).push(job);
             Ok(())
         }

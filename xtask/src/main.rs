@@ -6,6 +6,7 @@ mod bench;
 mod bench_run;
 mod build;
 mod check_exports;
+mod check_report;
 mod check_stablehlo;
 mod encodings;
 mod fetch;
@@ -67,6 +68,8 @@ enum Task {
     CheckStablehlo(check_stablehlo::CheckStablehloArgs),
     /// Errors of every encoding on a trained model's f32 weights; fails where a search is no better than rounding
     Quality(quality::QualityArgs),
+    /// Open the page of `radpack inspect --html` in Chromium
+    CheckReport(check_report::CheckReportArgs),
     /// Check docs/encodings.md against what the tests prove
     Encodings {
         /// Write it instead
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Task::CheckExports(args) => check_exports::run(&args),
         Task::CheckStablehlo(args) => check_stablehlo::run(&args),
         Task::Quality(args) => quality::run(&args),
+        Task::CheckReport(args) => check_report::run(&args),
         Task::Encodings { write } => encodings::run(write),
         Task::Bench { what: Bench::Scale(args) } => bench::scale(&args),
         Task::Bench { what: Bench::Run(args) } => bench_run::run(&args),

@@ -77,7 +77,14 @@ fn integers(f: &mut Finder<'_>, module: &str, t: Integers<'_>, rows: u64, words:
     let Some(shape) = t.shape else {
         return f.wrong(t.codes.name, "has no `weight_shape` beside it");
     };
-    let Some(extents) = f.integers(&shape) else { return };
+    let claimed = f.claims.bits_of(module);
+    // Headers alone tell the columns of rows that fill their last word, which all published ones do.
+    let full = claimed.filter(|b| (2..=8).contains(b)).map(|b| (words * 32 / b).cast_signed());
+    let extents = match full.filter(|_| f.unread(&shape)) {
+        Some(cols) => Some(vec![rows.cast_signed(), cols]),
+        None => f.integers(&shape),
+    };
+    let Some(extents) = extents else { return };
     let cols = match *extents.as_slice() {
         [r, c] if u64::try_from(r) == Ok(rows) && c > 0 => c.unsigned_abs(),
         _ => {
@@ -86,7 +93,6 @@ fn integers(f: &mut Finder<'_>, module: &str, t: Integers<'_>, rows: u64, words:
         }
     };
     let fits = |bits: u64| cols.checked_mul(bits).is_some_and(|n| n.div_ceil(32) == words);
-    let claimed = f.claims.bits_of(module);
     let mut fitting = (2..=8).filter(|&b| fits(b));
     let bits = match claimed {
         Some(bits) if (2..=8).contains(&bits) && fits(bits) => Some(bits),

@@ -156,12 +156,22 @@ impl<'a> Finder<'a> {
         shard.and_then(|s| s.bytes(raw.place.begin..raw.place.end)).unwrap_or(&[])
     }
 
-    /// A single f32 that scales a whole tensor: finite and above 0.
+    /// Whether only the header of the tensor's file is at hand, and not the tensor.
+    pub fn unread(&self, raw: &Raw<'_>) -> bool {
+        let shard = self.shards.get(raw.place.shard);
+        shard.is_some_and(|s| s.is_head() && s.bytes(raw.place.begin..raw.place.end).is_none())
+    }
+
+    /// A single f32 that scales a whole tensor: finite and above 0. 1 where only headers are at hand: no shape and no
+    /// size depends on it.
     pub fn scalar(&mut self, raw: &Raw<'_>) -> Option<f32> {
         if raw.dtype != DType::F32 || raw.shape.elements() != Some(1) {
             let what = format!("holds {} of shape {}; one f32 is needed", raw.dtype, raw.shape);
             self.wrong(raw.name, what);
             return None;
+        }
+        if self.unread(raw) {
+            return Some(1.0);
         }
         let value = self.bytes(raw).first_chunk::<4>().map(|b| f32::from_le_bytes(*b))?;
         if value.is_finite() && value > 0.0 {
@@ -175,6 +185,9 @@ impl<'a> Finder<'a> {
     /// reciprocal of.
     pub fn factor(&mut self, raw: &Raw<'_>, divisor: f32) -> Option<f32> {
         let shard = self.shards.get(raw.place.shard);
+        if self.unread(raw) {
+            return Some(1.0);
+        }
         let recorded = shard.and_then(|s| s.metadata.get(&format!("{FACTOR_KEY}{}", raw.name)));
         let Some(recorded) = recorded else { return Some(1.0 / divisor) };
         match recorded.parse::<f32>() {
@@ -191,6 +204,14 @@ impl<'a> Finder<'a> {
 
     /// Numbers of a small tensor of 32- or 64-bit integers.
     pub fn integers(&mut self, raw: &Raw<'_>) -> Option<Vec<i64>> {
+        if self.unread(raw) {
+            // Orders of columns hang on these numbers.
+            self.wrong(
+                raw.name,
+                "decides the weight's layout by its values, and only headers were fetched: download the model first",
+            );
+            return None;
+        }
         let bytes = self.bytes(raw);
         match raw.dtype {
             DType::I64 => {

@@ -99,6 +99,8 @@ pub(super) fn find(f: &mut Finder<'_>, module: &str) {
     let mut order = None;
     let mut tensors = vec![codes, scale, zeros];
     match g_idx {
+        // Without activation order the groups follow one another; the numbers that say so were not fetched.
+        Some(raw) if f.unread(&raw) && !f.claims.desc_act => tensors.push(raw),
         Some(raw) => {
             let Some(list) = f.integers(&raw) else { return };
             if list.len() as u64 != cols {

@@ -64,7 +64,7 @@ pub struct Exported {
 }
 
 /// Writes an artifact's programs as a folder `out`, which must not exist yet. The paged cache gets `kv_blocks` blocks; if
-/// nothing is said, enough for all sequences at full length and one for padding rows.
+/// nothing is said, as many as the file was set to, or enough for all sequences at full length and one for padding rows.
 ///
 /// # Errors
 /// An artifact without manifest or programs, too few or too many blocks, no program that StableHLO has a form for,
@@ -204,7 +204,7 @@ fn reason(failure: &Failure) -> String {
 /// Blocks of the paged cache.
 fn blocks(summary: &GraphSummary, said: Option<u64>) -> Result<u64> {
     let kv = &summary.kv;
-    let Some(said) = said else {
+    let Some(said) = said.or(kv.blocks) else {
         return Ok(kv.full_blocks.saturating_add(1).clamp(1, MAX_BLOCKS));
     };
     let least = kv.min_blocks.max(1);

@@ -271,7 +271,7 @@ impl Sink for Memory {
         Ok(())
     }
 
-    fn complete(&self, _: usize) -> io::Result<()> {
+    fn complete(&self, _: usize, _: &crate::quantize::ErrorSum) -> io::Result<()> {
         Ok(())
     }
 }
