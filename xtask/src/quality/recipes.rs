@@ -106,17 +106,22 @@ fn table(rows: &[Row]) -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(
             out,
-            "| {} | {:.3} | {:.1} MB | {:.1e} | {:.1e} | {:.1} % | {:.3} |",
+            "| {} | {:.3} | {:.1} MB | {} | {} | {:.1} % | {:.3} |",
             r.recipe,
             r.bits,
             r.file_bytes as f64 / 1e6,
-            r.kl_mean,
-            r.kl_p99,
+            nats(r.kl_mean),
+            nats(r.kl_p99),
             r.top1 * 100.0,
             r.perplexity_ratio
         );
     }
     out
+}
+
+/// A divergence in two digits; 0 of a recipe that changes nothing.
+fn nats(kl: f64) -> String {
+    if kl == 0.0 { "0".to_owned() } else { format!("{kl:.1e}") }
 }
 
 fn document(rows: &[Row], tokens: u64) -> Value {
