@@ -7,6 +7,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::codec::{self, CodecError};
+use super::layout::{DIGEST_KEY, DIGESTS_ENTRY, ERRORS_ENTRY};
+use super::{Artifact, digests};
 
 /// What quantization did to one weight.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,6 +44,18 @@ pub fn encode(errors: &[WeightError]) -> Vec<u8> {
 /// Other bytes than the digest says, or a malformed list.
 pub fn decode(bytes: &[u8], digest: &[u8; 32]) -> Result<Vec<WeightError>, CodecError> {
     codec::decode(bytes, digest)
+}
+
+/// The list of an artifact, if its digests vouch for it; empty for one without.
+pub fn of(artifact: &Artifact) -> Vec<WeightError> {
+    let read = || -> Option<Vec<WeightError>> {
+        let root = artifact.meta_text(DIGEST_KEY)?.to_string();
+        let root = digests::from_hex(root.as_bytes())?;
+        let list = digests::decode(artifact.find(DIGESTS_ENTRY)?.plane(0), &root).ok()?;
+        let digest = list.iter().find(|d| d.name == ERRORS_ENTRY)?.sha256;
+        decode(artifact.find(ERRORS_ENTRY)?.plane(0), &digest).ok()
+    };
+    read().unwrap_or_default()
 }
 
 #[cfg(test)]

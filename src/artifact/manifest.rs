@@ -11,7 +11,9 @@ use std::fmt;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::digests;
+use super::layout::MANIFEST_ENTRY;
+use super::{Artifact, digests};
+use crate::diag::{self, Diagnostic, Failure, FailureKind};
 
 /// Value of [`Manifest::schema`].
 pub const SCHEMA: &str = "radpack.manifest";
@@ -358,7 +360,23 @@ pub enum ManifestError {
     Json(String),
 }
 
+impl From<ManifestError> for Failure {
+    fn from(error: ManifestError) -> Failure {
+        let problem = Diagnostic::new("manifest", error.to_string());
+        Failure::one(FailureKind::Invalid, "the manifest cannot be read", problem)
+    }
+}
+
 impl Manifest {
+    /// The manifest of an artifact; `None` for one that something else wrote.
+    ///
+    /// # Errors
+    /// A manifest that is there and cannot be read ([`FailureKind::Invalid`]).
+    pub fn of(artifact: &Artifact) -> diag::Result<Option<Manifest>> {
+        let entry = artifact.find(MANIFEST_ENTRY);
+        Ok(entry.map(|entry| Manifest::parse(entry.plane(0))).transpose()?)
+    }
+
     /// The document's bytes: indented JSON that ends in a line feed. Blanks before the line feed make its length the
     /// same for every [`KvSummary::blocks`].
     pub fn to_bytes(&self) -> Vec<u8> {

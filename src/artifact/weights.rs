@@ -10,6 +10,7 @@ use super::layout::{DEVICES_KEY, DIGEST_KEY, DIGESTS_ENTRY, OWN_PREFIX, PARTITIO
 use super::partition::{Partition, PartitionRow};
 use super::pieces::Pieces;
 use super::reader::{Artifact, Entry};
+use crate::diag::{Diagnostic, Failure, FailureKind};
 use crate::tensor::{Encoding, PlaneLayout, PlaneSource, Shape, Slice};
 
 /// Every weight of a file, whole.
@@ -36,6 +37,13 @@ pub struct WeightView<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct WeightsError(pub String);
+
+impl From<WeightsError> for Failure {
+    fn from(error: WeightsError) -> Failure {
+        let problem = Diagnostic::new("partition", error.to_string());
+        Failure::one(FailureKind::Invalid, "the weights cannot be put together", problem)
+    }
+}
 
 impl<'a> Weights<'a> {
     /// The weights of an opened file. Of a file for several devices the table `radpack/partition` is read, against its

@@ -59,6 +59,7 @@ pub fn facts(artifact: &Artifact, additions: &Additions) -> Result<Json> {
         "serving": serving::notes(m),
         "unused": m.unused.len(),
         "notes": m.notes,
+        "tokenizer": m.files.iter().any(|f| f.path.starts_with("tokenizer")),
         "side_files": m.files,
         "evals": additions.evals,
         "estimate": additions.estimate.as_ref().map(|e| e["estimate"].clone()),
@@ -66,19 +67,11 @@ pub fn facts(artifact: &Artifact, additions: &Additions) -> Result<Json> {
 }
 
 fn manifest(artifact: &Artifact) -> Result<Manifest> {
-    let Some(entry) = artifact.find(names::MANIFEST_ENTRY) else {
+    Manifest::of(artifact)?.ok_or_else(|| {
         let problem =
             Diagnostic::new("card", "the file has no manifest: nothing says what it was made from")
                 .help("only files that radpack wrote have a card");
-        return Err(Failure::one(
-            FailureKind::Refused,
-            "there is nothing to write a card from",
-            problem,
-        ));
-    };
-    Manifest::parse(entry.plane(0)).map_err(|error| {
-        let problem = Diagnostic::new("manifest", error.to_string());
-        Failure::one(FailureKind::Invalid, "the manifest cannot be read", problem)
+        Failure::one(FailureKind::Refused, "there is nothing to write a card from", problem)
     })
 }
 
@@ -131,9 +124,7 @@ fn front_matter(artifact: &Artifact) -> BTreeMap<String, String> {
 
 /// The weight with the largest relative error and the mean over weights; `null` where nothing was quantized.
 fn worst(artifact: &Artifact) -> Json {
-    let Some(entry) = artifact.find(names::ERRORS_ENTRY) else { return Json::Null };
-    let digest = crate::artifact::digests::of_entry(&entry);
-    let Ok(all) = errors::decode(entry.plane(0), &digest) else { return Json::Null };
+    let all = errors::of(artifact);
     let known: Vec<(f64, &str)> =
         all.iter().filter_map(|e| Some((e.relative()?, e.weight.as_str()))).collect();
     let worst = known.iter().max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(a.1)));

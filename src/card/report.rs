@@ -6,8 +6,8 @@ use serde_json::{Value as Json, json};
 
 use super::Additions;
 use crate::artifact::manifest::Manifest;
-use crate::artifact::{Artifact, Weights, errors, layout as names};
-use crate::diag::{Diagnostic, Failure, FailureKind, Result};
+use crate::artifact::{Artifact, Weights, errors};
+use crate::diag::Result;
 
 /// Weights that are listed: those with the largest errors, then the largest ones.
 const LISTED: usize = 200;
@@ -19,8 +19,7 @@ pub(super) fn facts(artifact: &Artifact, additions: &Additions) -> Result<Json> 
     let all = weights.len();
     facts["weights"] = Json::Array(weights.into_iter().take(LISTED).collect());
     facts["all_weights"] = json!(all);
-    let manifest = artifact.find(names::MANIFEST_ENTRY).map(|e| Manifest::parse(e.plane(0)));
-    if let Some(Ok(manifest)) = manifest {
+    if let Some(manifest) = Manifest::of(artifact)? {
         let rows = memory(&manifest);
         let most = rows.iter().filter_map(|r| r["all"].as_u64()).max().unwrap_or(0);
         facts["memory"] = json!({"rows": rows, "most": most});
@@ -32,10 +31,7 @@ pub(super) fn facts(artifact: &Artifact, additions: &Additions) -> Result<Json> 
 
 /// Every weight, the one with the largest relative error first.
 fn weights(artifact: &Artifact) -> Result<Vec<Json>> {
-    let whole = Weights::open(artifact).map_err(|error| {
-        let problem = Diagnostic::new("partition", error.to_string());
-        Failure::one(FailureKind::Invalid, "the weights cannot be put together", problem)
-    })?;
+    let whole = Weights::open(artifact)?;
     let known = relative_errors(artifact);
     let mut all: Vec<(Option<f64>, u64, Json)> = whole
         .iter()
@@ -61,9 +57,7 @@ fn weights(artifact: &Artifact) -> Result<Vec<Json>> {
 
 /// Relative errors by weight, as the artifact records them.
 fn relative_errors(artifact: &Artifact) -> BTreeMap<String, f64> {
-    let Some(entry) = artifact.find(names::ERRORS_ENTRY) else { return BTreeMap::new() };
-    let digest = crate::artifact::digests::of_entry(&entry);
-    let all = errors::decode(entry.plane(0), &digest).unwrap_or_default();
+    let all = errors::of(artifact);
     all.into_iter().filter_map(|e| Some((e.weight.clone(), e.relative()?))).collect()
 }
 

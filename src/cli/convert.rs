@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use radpack::artifact::errors::WeightError;
+use radpack::artifact::manifest::Manifest;
 use radpack::artifact::verify::{Options as VerifyOptions, verify};
 use radpack::artifact::{digests, layout as names};
 use radpack::checkpoint::Extent;
@@ -105,7 +106,7 @@ fn check(args: &Convert, plan: &Plan, file: &Path, output: &Output) -> Result<Ex
         bars.finish();
         let comparison = comparison?;
         findings.extend(comparison.findings.iter().cloned());
-        let graphs = super::inspect::manifest(&artifact)?.and_then(|m| m.graphs);
+        let graphs = Manifest::of(&artifact)?.and_then(|m| m.graphs);
         if let Some(n) = graphs.and_then(|g| g.kv.blocks) {
             let what =
                 format!("{} cache blocks were set, a conversion leaves the number open", count(n));

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::ExitCode;
 
-use radpack::artifact::manifest::KvSummary;
+use radpack::artifact::manifest::{KvSummary, Manifest};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
 use radpack::graph::{Request, Sizes, plan_request};
 use radpack::runtime;
@@ -11,14 +11,14 @@ use radpack::runtime;
 use super::args::Explain;
 use super::documents::{CallDocument, DecodeDocument, ExplainDocument};
 use super::graphs;
-use super::inspect::{manifest, open};
+use super::inspect::open;
 use super::output::Output;
 use super::table::{Align, table};
 
 /// Says what a request runs.
 pub fn run(args: &Explain, output: &Output) -> Result<ExitCode> {
     let artifact = open(&args.file)?;
-    let manifest = manifest(&artifact)?;
+    let manifest = Manifest::of(&artifact)?;
     let summary = graphs::summary(manifest.as_ref())?;
     let sizes = runtime::sizes(summary).ok_or_else(|| {
         let problem =

@@ -5,12 +5,12 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use radpack::artifact::{Artifact, WeightView, layout as names};
+use radpack::artifact::{Artifact, WeightView, Weights, layout as names};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, nearest};
 use radpack::quantize::{Decoder, PlaneSlice};
 
 use super::args::Extract;
-use super::inspect::{open, whole_weights};
+use super::inspect::open;
 use super::output::Output;
 
 /// Rows decoded at a time: bounded memory whatever the weight.
@@ -135,7 +135,7 @@ fn find<'a>(artifact: &'a Artifact, name: &str) -> Result<WeightView<'a>> {
     if let Some(entry) = artifact.find(name).or_else(|| artifact.find(&side)) {
         return Ok(WeightView::from(entry));
     }
-    let weights = whole_weights(artifact)?;
+    let weights = Weights::open(artifact)?;
     if let Some(weight) = weights.get(name) {
         return Ok(weight.clone());
     }

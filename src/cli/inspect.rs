@@ -5,7 +5,6 @@ use std::fmt::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use radpack::artifact::errors::WeightError;
 use radpack::artifact::manifest::Manifest;
 use radpack::artifact::{Artifact, MetaRef, OpenError, Weights, digests, errors, layout as names};
 use radpack::card::{self, Additions};
@@ -30,22 +29,10 @@ pub fn open(path: &Path) -> Result<Artifact> {
     })
 }
 
-/// The manifest of a file that radpack wrote.
-///
-/// # Errors
-/// A manifest that is there and cannot be read.
-pub fn manifest(artifact: &Artifact) -> Result<Option<Manifest>> {
-    let Some(entry) = artifact.find(names::MANIFEST_ENTRY) else { return Ok(None) };
-    Manifest::parse(entry.plane(0)).map(Some).map_err(|error| {
-        let problem = Diagnostic::new("manifest", error.to_string());
-        Failure::one(FailureKind::Invalid, "the manifest cannot be read", problem)
-    })
-}
-
 /// Prints what was asked for.
 pub fn run(args: &Inspect, output: &Output) -> Result<ExitCode> {
     let artifact = open(&args.file)?;
-    let manifest = manifest(&artifact)?;
+    let manifest = Manifest::of(&artifact)?;
     if let Some(path) = &args.html {
         let additions = Additions {
             file_name: super::card::file_name(&args.file),
@@ -168,17 +155,6 @@ fn device_rows(manifest: &Manifest) -> Vec<DeviceDocument> {
     rows.collect()
 }
 
-/// The weights of a file, whole.
-///
-/// # Errors
-/// A table of who holds what that is wrong.
-pub fn whole_weights(artifact: &Artifact) -> Result<Weights<'_>> {
-    Weights::open(artifact).map_err(|error| {
-        let problem = Diagnostic::new("partition", error.to_string());
-        Failure::one(FailureKind::Invalid, "the weights cannot be put together", problem)
-    })
-}
-
 fn encodings(artifact: &Artifact, manifest: Option<&Manifest>) -> String {
     use Align::{Left, Right};
     if let Some(m) = manifest {
@@ -213,16 +189,9 @@ fn encodings(artifact: &Artifact, manifest: Option<&Manifest>) -> String {
     table(&["planes", "entries", "stored"], &[Left, Right, Right], &rows)
 }
 
-/// Relative errors by weight, from the digest-checked list; empty for files without one.
+/// Relative errors by weight; empty for files without them.
 fn relative_errors(artifact: &Artifact) -> BTreeMap<String, f64> {
-    let read = || -> Option<Vec<WeightError>> {
-        let root = artifact.meta_text(names::DIGEST_KEY)?.to_string();
-        let root = digests::from_hex(root.as_bytes())?;
-        let list = digests::decode(artifact.find(names::DIGESTS_ENTRY)?.plane(0), &root).ok()?;
-        let digest = list.iter().find(|d| d.name == names::ERRORS_ENTRY)?.sha256;
-        errors::decode(artifact.find(names::ERRORS_ENTRY)?.plane(0), &digest).ok()
-    };
-    let list = read().unwrap_or_default();
+    let list = errors::of(artifact);
     list.into_iter().filter_map(|e| Some((e.weight.clone(), e.relative()?))).collect()
 }
 
@@ -230,7 +199,7 @@ fn weights(artifact: &Artifact, manifest: Option<&Manifest>) -> Result<String> {
     let errors = relative_errors(artifact);
     let records: BTreeMap<&str, &radpack::artifact::manifest::WeightRecord> =
         manifest.iter().flat_map(|m| &m.weights).map(|w| (w.name.as_str(), w)).collect();
-    let whole = whole_weights(artifact)?;
+    let whole = Weights::open(artifact)?;
     let rows: Vec<Vec<String>> = whole
         .iter()
         .map(|view| {

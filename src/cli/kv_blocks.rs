@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use radpack::artifact::manifest::Manifest;
 use radpack::artifact::{digests, patch};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count};
 use radpack::estimate::{self, Options};
@@ -10,14 +11,14 @@ use radpack::recipe::{Allocator, Profile};
 use super::args::SetKvBlocks;
 use super::documents::SetKvBlocksDocument;
 use super::estimate::{Stored, options, stored};
-use super::inspect::{manifest, open};
+use super::inspect::open;
 use super::output::Output;
 
 /// Checks the number against the limits and the target's memory, and sets it.
 pub fn run(args: &SetKvBlocks, output: &Output) -> Result<ExitCode> {
     let options = options(args.memory_budget.as_deref(), args.workspace.as_deref(), None)?;
     let artifact = open(&args.file)?;
-    let manifest = manifest(&artifact)?;
+    let manifest = Manifest::of(&artifact)?;
     let found = stored(&artifact, manifest.as_ref())?;
     let fit = fitting(&found, options)?;
     let wanted = (args.blocks > 0).then_some(args.blocks);

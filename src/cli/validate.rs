@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use radpack::artifact::manifest::Manifest;
 use radpack::artifact::verify::Options;
 use radpack::artifact::{self, Artifact, layout as names};
 use radpack::checkpoint::Extent;
@@ -12,7 +13,7 @@ use radpack::runtime::{self, BOUND, Compared, Proof};
 
 use super::args::Validate;
 use super::documents::{ComparedDocument, ProblemDocument, ValidateDocument};
-use super::inspect::{manifest, open};
+use super::inspect::open;
 use super::output::Output;
 use super::progress::Bars;
 use super::request;
@@ -31,7 +32,7 @@ pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
         findings.extend(quantize::verify_decodes(artifact_planes(&artifact)));
         if findings.is_empty() {
             // A manifest that cannot be read is a finding already.
-            let manifest = manifest(&artifact).ok().flatten();
+            let manifest = Manifest::of(&artifact).ok().flatten();
             findings.extend(pipeline::check_programs(&artifact, manifest.as_ref()).into_vec());
         }
         findings
@@ -96,7 +97,7 @@ fn against(
     artifact: &Artifact,
     threads: usize,
 ) -> Result<Comparison> {
-    let Some(manifest) = manifest(artifact)? else {
+    let Some(manifest) = Manifest::of(artifact)? else {
         let problem =
             Diagnostic::new("against", "the file has no manifest: its recipe is not known")
                 .help("only files that radpack wrote can be derived again");

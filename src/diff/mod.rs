@@ -90,14 +90,7 @@ pub fn diff(a: &Artifact, b: &Artifact) -> Result<Difference> {
 
 impl<'a> Side<'a> {
     fn of(artifact: &'a Artifact) -> Result<Side<'a>> {
-        let manifest = match artifact.find(names::MANIFEST_ENTRY) {
-            None => None,
-            Some(entry) => Some(Manifest::parse(entry.plane(0)).map_err(|error| {
-                let problem = Diagnostic::new("manifest", error.to_string());
-                Failure::one(FailureKind::Invalid, "the manifest cannot be read", problem)
-            })?),
-        };
-        Ok(Side { artifact, manifest })
+        Ok(Side { artifact, manifest: Manifest::of(artifact)? })
     }
 
     fn program_texts(&self) -> Result<BTreeMap<String, String>> {

@@ -5,7 +5,7 @@ use std::io;
 use rayon::prelude::*;
 
 use crate::artifact::{Artifact, WeightView, Weights};
-use crate::diag::{Diagnostic, Failure, FailureKind, Result};
+use crate::diag::{Failure, FailureKind, Result};
 use crate::quantize::{Decoder, ErrorSum, PlaneSlice};
 
 /// Bytes of decoded rows that are in memory at a time, for each thread and file.
@@ -38,22 +38,15 @@ pub struct ChangedWeight {
     pub distance: Option<f64>,
 }
 
-fn open(artifact: &Artifact) -> Result<Weights<'_>> {
-    Weights::open(artifact).map_err(|error| {
-        let problem = Diagnostic::new("partition", error.to_string());
-        Failure::one(FailureKind::Invalid, "the weights cannot be put together", problem)
-    })
-}
-
 /// What a file and its copy have.
 pub(super) fn all_equal(artifact: &Artifact) -> Result<WeightDifference> {
-    let equal = open(artifact)?.iter().len();
+    let equal = Weights::open(artifact)?.iter().len();
     Ok(WeightDifference { equal, ..WeightDifference::default() })
 }
 
 /// Compares all weights of two files.
 pub(super) fn compare(a: &Artifact, b: &Artifact) -> Result<WeightDifference> {
-    let (a, b) = (open(a)?, open(b)?);
+    let (a, b) = (Weights::open(a)?, Weights::open(b)?);
     let views: Vec<&WeightView<'_>> = a.iter().collect();
     let compared: Vec<Option<ChangedWeight>> = views
         .into_par_iter()

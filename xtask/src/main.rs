@@ -7,6 +7,7 @@ mod bench_run;
 mod build;
 mod check_exports;
 mod check_report;
+mod check_resume;
 mod check_stablehlo;
 mod encodings;
 mod fetch;
@@ -68,6 +69,8 @@ enum Task {
     CheckStablehlo(check_stablehlo::CheckStablehloArgs),
     /// Errors of every encoding on a trained model's f32 weights; fails where a search is no better than rounding
     Quality(quality::QualityArgs),
+    /// Kill a real model's conversion at points all over its time, resume it, compare the bytes
+    CheckResume(check_resume::CheckResumeArgs),
     /// Open the page of `radpack inspect --html` in Chromium
     CheckReport(check_report::CheckReportArgs),
     /// Check docs/encodings.md against what the tests prove
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
         Task::CheckStablehlo(args) => check_stablehlo::run(&args),
         Task::Quality(args) => quality::run(&args),
         Task::CheckReport(args) => check_report::run(&args),
+        Task::CheckResume(args) => check_resume::run(&args),
         Task::Encodings { write } => encodings::run(write),
         Task::Bench { what: Bench::Scale(args) } => bench::scale(&args),
         Task::Bench { what: Bench::Run(args) } => bench_run::run(&args),

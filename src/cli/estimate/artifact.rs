@@ -10,8 +10,6 @@ use radpack::estimate::MemoryModel;
 use radpack::model::{self, ModelSpec};
 use radpack::recipe::{MemoryBudget, Recipe};
 
-use super::super::inspect::whole_weights;
-
 /// A file's part in an estimate.
 pub struct Stored {
     /// What the devices hold.
@@ -43,7 +41,7 @@ pub fn read(artifact: &Artifact, manifest: Option<&Manifest>) -> Result<Stored> 
         .ok_or_else(no_cache)?;
     let sizes = radpack::runtime::sizes(graphs)
         .ok_or_else(|| broken("the manifest names an unknown element type".to_owned()))?;
-    let weights = whole_weights(artifact)?;
+    let weights = radpack::artifact::Weights::open(artifact)?;
     let recipe = Recipe::parse(Arc::new(SourceText {
         name: "the stored recipe".to_owned(),
         text: artifact.recipe().to_string(),

@@ -7,6 +7,7 @@ mod text;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use radpack::artifact::manifest::Manifest;
 use radpack::checkpoint::Extent;
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, list};
 use radpack::estimate::{self, Estimate, MemoryModel, Options};
@@ -16,7 +17,7 @@ use radpack::recipe::{Allocator, MemoryBudget, PROFILES, Profile, Recipe};
 
 use super::args::{AllocatorChoice, EstimateKv, FitChoice};
 use super::documents::{EstimateDocument, FitDocument};
-use super::inspect::{manifest, open};
+use super::inspect::open;
 use super::output::Output;
 use super::request;
 
@@ -191,7 +192,7 @@ fn of_artifact(args: &EstimateKv, file: &Path, options: Options) -> Result<Answe
     let said: Vec<&str> = compiled_in.iter().filter(|(_, is)| *is).map(|(name, _)| *name).collect();
     artifact::refuse_settings(file, &said)?;
     let artifact = open(file)?;
-    let manifest = manifest(&artifact)?;
+    let manifest = Manifest::of(&artifact)?;
     let stored = stored(&artifact, manifest.as_ref())?;
     let profile = target(args.target.as_deref().or(stored.target.as_deref()))?;
     let options = Options { budget: options.budget.or(stored.budget), ..options };
