@@ -216,7 +216,7 @@ mod tests {
         let cli = ("src/cli/mod.rs", "use crate::{artifact::A, recipe::resolve::x, quantize::Q};");
         assert_eq!(with(&[cli, ("src/quantize/mod.rs", ""), ("src/artifact/mod.rs", "")]), "");
         let everything_else = "model, num, tensor, diag, checkpoint, recipe, partition, graph, \
-                               quantize, artifact, estimate, runtime, export, card";
+                               quantize, artifact, estimate, runtime, export, diff, card";
         assert_eq!(
             with(&[cli, ("src/pipeline.rs", "use crate::cli::Args;")]),
             format!(
