@@ -679,3 +679,39 @@ fn a_quantized_model_is_estimated_from_its_headers_as_from_the_folder() {
         assert!(hub.sent.load(Ordering::Relaxed) < whole / 2, "{recipe}: of {whole}");
     }
 }
+
+#[test]
+fn convert_validate_and_card_take_three_commands_and_the_file_works_without_its_source() {
+    let tmp = tempfile::tempdir().expect("a folder");
+    let folder = tmp.path().join("source");
+    testkit::copy_folder(&testkit::fixtures().join("tiny-gemma4-dense"), &folder).expect("copied");
+    let hub = hub_of(&folder);
+    let succeeds = |args: &[&str]| {
+        let (code, out, err) = run(tmp.path(), &hub, args);
+        assert_eq!(code, 0, "{args:?}: {err}");
+        out
+    };
+    succeeds(&["convert", "org/tiny", "--recipe", "w8a16", "-o", "model.rad"]);
+    succeeds(&["validate", "model.rad"]);
+    succeeds(&["card", "model.rad", "-o", "README.md"]);
+    let card = std::fs::read_to_string(tmp.path().join("README.md")).expect("a card");
+    assert!(card.contains("base_model: \"org/tiny\""), "{card}");
+    let command = format!("org/tiny@{COMMIT} --recipe w8a16");
+    assert!(card.contains(&format!("radpack convert {command} -o model.rad")), "{card}");
+    // The command on the card, as a check: the same repository at the same commit gives the same bytes.
+    let words: Vec<&str> = command.split(' ').collect();
+    succeeds(&[&["convert"], &words[..], &["--check", "model.rad"]].concat());
+
+    // Nothing of the source is left.
+    std::fs::remove_dir_all(&folder).expect("removed");
+    std::fs::remove_dir_all(tmp.path().join("cache")).expect("removed");
+    let asked = hub.log().len();
+    succeeds(&["validate", "model.rad", "--deep"]);
+    let answer =
+        succeeds(&["run", "model.rad", "--raw", "--prompt", "abc", "--max-tokens", "3", "--json"]);
+    let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+    let tokens = answer["tokens"].as_array().expect("tokens").len();
+    assert!((1..=3).contains(&tokens), "{answer}");
+    assert_eq!(succeeds(&["card", "model.rad"]), card);
+    assert_eq!(hub.log().len(), asked, "a finished file asks nobody");
+}
