@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cli_support::{Ran, radpack, sha256, succeeds};
+use cli_support::{Ran, radpack, resealed, sha256, succeeds};
 use radpack::artifact::{Artifact, Entry, digests};
 use radpack::tensor::PlaneLayout;
 use serde_json::Value;
@@ -514,31 +514,6 @@ fn a_byte_that_changed_anywhere_is_found() {
     );
 }
 
-/// The file with its table changed and every digest made anew.
-fn resealed(bytes: &[u8], change: impl FnOnce(&mut [u8])) -> Vec<u8> {
-    let place = |bytes: &[u8], name: &str| {
-        let artifact = Artifact::from_bytes(bytes).expect("opens");
-        let entry = artifact.find(name).expect(name);
-        entry.offset() as usize..(entry.offset() + entry.span()) as usize
-    };
-    let mut out = bytes.to_vec();
-    change(&mut out[place(bytes, "radpack/partition")]);
-    let artifact = Artifact::from_bytes(&out).expect("opens");
-    let old = artifact.meta_text("radpack.digest").expect("a digest").to_string();
-    let list: Vec<digests::EntryDigest> = artifact
-        .entries()
-        .map(|e| (e.name().to_string(), e))
-        .filter(|(name, _)| name != "radpack/digests")
-        .map(|(name, e)| digests::EntryDigest { name, sha256: digests::of_entry(&e) })
-        .collect();
-    let encoded = digests::encode(&list);
-    out[place(bytes, "radpack/digests")].copy_from_slice(&encoded);
-    let root = digests::hex(&digests::sha256([encoded.as_slice()]));
-    let at = out.windows(64).position(|w| w == old.as_bytes()).expect("in the strings");
-    out[at..at + 64].copy_from_slice(root.as_bytes());
-    out
-}
-
 #[test]
 fn a_table_that_lies_is_found_though_its_digest_holds() {
     let tmp = folder();
@@ -549,7 +524,7 @@ fn a_table_that_lies_is_found_though_its_digest_holds() {
         let faults = radpack::artifact::verify(&artifact, Default::default()).faults;
         faults.into_iter().map(|f| format!("{}: {}", f.area, f.message)).collect()
     };
-    assert_eq!(faults(&resealed(&bytes, |_| ())), [] as [String; 0]);
+    assert_eq!(faults(&resealed(&bytes, "radpack/partition", |_| ())), [] as [String; 0]);
     // Bytes of the row of one weight, by what they follow its name.
     let row = |table: &[u8]| {
         let name = b"blk.0.ffn_down.weight";
@@ -588,7 +563,7 @@ fn a_table_that_lies_is_found_though_its_digest_holds() {
         ("sha256 of the whole weight is", holders, |t, at| t[at + 8 + 32] ^= 1),
     ];
     for (text, offset, change) in cases {
-        let changed = resealed(&bytes, |table| {
+        let changed = resealed(&bytes, "radpack/partition", |table| {
             let at = row(table) + offset;
             change(table, at);
         });
@@ -599,7 +574,7 @@ fn a_table_that_lies_is_found_though_its_digest_holds() {
     let mut state = 12345u64;
     for _ in 0..300 {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let changed = resealed(&bytes, |table| {
+        let changed = resealed(&bytes, "radpack/partition", |table| {
             // Behind the devices and the list of vision devices, which no weight of this model is on.
             let at = 16 + (state >> 33) as usize % (table.len() - 16);
             table[at] ^= 1 << (state >> 60 & 7);

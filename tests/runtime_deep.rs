@@ -7,8 +7,8 @@ mod cli_support;
 use std::fs;
 use std::path::Path;
 
-use cli_support::{radpack, succeeds};
-use radpack::artifact::{Artifact, digests};
+use cli_support::{radpack, resealed, succeeds};
+use radpack::artifact::Artifact;
 use radpack::graph::{Op, Programs};
 use radpack::runtime::{self, BOUND, Compared, Proof};
 use serde_json::Value;
@@ -173,31 +173,6 @@ fn a_mistake_that_only_several_devices_make_is_found() {
         Err(failure) => assert!(failure.headline.contains("unsound"), "{failure}"),
         Ok(proof) => assert!(!proof.problems.is_empty()),
     }
-}
-
-/// A file with some entry's bytes changed and every digest made anew.
-fn resealed(bytes: &[u8], name: &str, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
-    let place = |bytes: &[u8], name: &str| {
-        let artifact = Artifact::from_bytes(bytes).expect("opens");
-        let entry = artifact.find(name).expect(name);
-        entry.offset() as usize..(entry.offset() + entry.span()) as usize
-    };
-    let mut out = bytes.to_vec();
-    change(&mut out[place(bytes, name)]);
-    let artifact = Artifact::from_bytes(&out).expect("opens");
-    let old = artifact.meta_text("radpack.digest").expect("a digest").to_string();
-    let list: Vec<digests::EntryDigest> = artifact
-        .entries()
-        .map(|e| (e.name().to_string(), e))
-        .filter(|(name, _)| name != "radpack/digests")
-        .map(|(name, e)| digests::EntryDigest { name, sha256: digests::of_entry(&e) })
-        .collect();
-    let encoded = digests::encode(&list);
-    out[place(bytes, "radpack/digests")].copy_from_slice(&encoded);
-    let root = digests::hex(&digests::sha256([encoded.as_slice()]));
-    let at = out.windows(64).position(|w| w == old.as_bytes()).expect("in the strings");
-    out[at..at + 64].copy_from_slice(root.as_bytes());
-    out
 }
 
 fn validated(folder: &Path, bytes: &[u8], deep: bool) -> (i32, Value) {

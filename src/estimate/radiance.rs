@@ -229,13 +229,7 @@ pub(super) fn estimate(
         allocatable_tokens: tokens,
         next_block: (found.blocks < full).then(|| free.saturating_sub(left_over)),
         left_over,
-        allowance: Some(Allowance {
-            name: "engine".to_owned(),
-            bytes: engine,
-            times: 1,
-            least,
-            most,
-        }),
+        allowance: Some(Allowance::engine(engine, least, most)),
         notes,
         misfits,
         ..found.answer("radiance", model, target, capacity, sums)

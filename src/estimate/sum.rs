@@ -57,6 +57,13 @@ pub struct Allowance {
     pub most: u64,
 }
 
+impl Allowance {
+    /// What an engine takes for itself on a device, once.
+    pub(super) fn engine(bytes: u64, least: u64, most: u64) -> Allowance {
+        Allowance { name: "engine".to_owned(), bytes, times: 1, least, most }
+    }
+}
+
 /// What changes when the image encoder's share of the cache devices counts too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct WithEncoder {

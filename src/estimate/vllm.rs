@@ -206,13 +206,7 @@ pub(super) fn estimate(
         concurrency: concurrency(sizes.batch_size, longest),
         next_block: Some(block_bytes.saturating_sub(left.checked_rem(block_bytes).unwrap_or(0))),
         left_over: left.checked_rem(block_bytes).unwrap_or(left),
-        allowance: Some(Allowance {
-            name: "engine".to_owned(),
-            bytes: engine,
-            times: 1,
-            least,
-            most,
-        }),
+        allowance: Some(Allowance::engine(engine, least, most)),
         notes,
         misfits,
         ..found.answer("vllm", model, target, capacity, sums)

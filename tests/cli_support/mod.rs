@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
+use radpack::artifact::{Artifact, digests};
 
 /// What one run printed and returned.
 #[derive(Debug)]
@@ -56,4 +57,29 @@ pub fn dense_copy(folder: &Path) -> PathBuf {
 /// Sha256 of a file, in hex.
 pub fn sha256(path: &Path) -> String {
     testkit::digest::sha256_file(path).expect("the file reads")
+}
+
+/// A file with some entry's bytes changed and every digest made anew.
+pub fn resealed(bytes: &[u8], name: &str, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    let place = |bytes: &[u8], name: &str| {
+        let artifact = Artifact::from_bytes(bytes).expect("opens");
+        let entry = artifact.find(name).expect(name);
+        entry.offset() as usize..(entry.offset() + entry.span()) as usize
+    };
+    let mut out = bytes.to_vec();
+    change(&mut out[place(bytes, name)]);
+    let artifact = Artifact::from_bytes(&out).expect("opens");
+    let old = artifact.meta_text("radpack.digest").expect("a digest").to_string();
+    let list: Vec<digests::EntryDigest> = artifact
+        .entries()
+        .map(|e| (e.name().to_string(), e))
+        .filter(|(name, _)| name != "radpack/digests")
+        .map(|(name, e)| digests::EntryDigest { name, sha256: digests::of_entry(&e) })
+        .collect();
+    let encoded = digests::encode(&list);
+    out[place(bytes, "radpack/digests")].copy_from_slice(&encoded);
+    let root = digests::hex(&digests::sha256([encoded.as_slice()]));
+    let at = out.windows(64).position(|w| w == old.as_bytes()).expect("in the strings");
+    out[at..at + 64].copy_from_slice(root.as_bytes());
+    out
 }
