@@ -8,10 +8,11 @@ use super::imatrix::{self, Importances};
 use super::programs::{self, Compiled};
 use super::shards;
 use super::sources::Sources;
+use super::vocabulary;
 use crate::artifact::manifest::Manifest;
 use crate::artifact::partition::Partition;
 use crate::artifact::{
-    self, Contents, EntrySpec, Layout, digests, errors, layout as names, manifest, metadata,
+    self, Contents, EntrySpec, Layout, Vocab, digests, errors, layout as names, manifest, metadata,
 };
 use crate::checkpoint::Checkpoint;
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
@@ -57,6 +58,8 @@ pub struct Plan {
     pub manifest: Manifest,
     /// The table of who holds what, digests still zero; none for one device.
     pub partition: Option<Partition>,
+    /// The tokenizer as tables of the container; none where it does not fit into them.
+    pub vocab: Option<Vocab>,
     /// Where everything will lie.
     pub layout: Layout,
     /// What looks odd and stops nothing.
@@ -92,6 +95,8 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
     }
     let stored = assignment.stored(&table).map(|(_, w)| w.name.as_str());
     let partition = shards::table(&placement, stored);
+    let (vocab, left_out) = vocabulary::of_source(&sources)?;
+    warnings.extend(left_out);
     let contents = Parts {
         sources: &sources,
         recipe: &recipe,
@@ -102,6 +107,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         placement: &placement,
         partition: partition.as_ref(),
         compiled: compiled.as_ref(),
+        vocab: vocab.as_ref(),
     };
     let manifest = contents.manifest();
     let layout = Layout::plan(&contents.contents(&manifest)?)?;
@@ -117,9 +123,32 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         compiled,
         manifest,
         partition,
+        vocab,
         layout,
         warnings,
     })
+}
+
+impl Plan {
+    /// The layout that this plan had before files carried a vocabulary section.
+    ///
+    /// # Errors
+    /// As [`Layout::plan`].
+    pub fn layout_without_vocabulary(&self) -> Result<Layout> {
+        let parts = Parts {
+            sources: &self.sources,
+            recipe: &self.recipe,
+            spec: self.spec.as_ref(),
+            table: &self.table,
+            assignment: &self.assignment,
+            importances: &self.importances,
+            placement: &self.placement,
+            partition: self.partition.as_ref(),
+            compiled: self.compiled.as_ref(),
+            vocab: None,
+        };
+        Layout::plan(&parts.contents(&self.manifest)?)
+    }
 }
 
 /// The weights over the recipe's devices.
@@ -309,6 +338,7 @@ struct Parts<'a> {
     partition: Option<&'a Partition>,
     compiled: Option<&'a Compiled>,
     importances: &'a Importances,
+    vocab: Option<&'a Vocab>,
 }
 
 impl Parts<'_> {
@@ -383,7 +413,7 @@ impl Parts<'_> {
             metadata: rows,
             entries,
             data,
-            vocab: None,
+            vocab: self.vocab.cloned(),
             profile: Vec::new(),
         })
     }
