@@ -14,7 +14,7 @@ use crate::artifact::partition::Partition;
 use crate::artifact::{
     self, Contents, EntrySpec, Layout, Vocab, digests, errors, layout as names, manifest, metadata,
 };
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, FileDigest};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
 use crate::model::{self, ModelSpec, Part, Weight, WeightTable};
 use crate::partition::{self, Models, Placement};
@@ -58,8 +58,8 @@ pub struct Plan {
     pub manifest: Manifest,
     /// The table of who holds what, digests still zero; none for one device.
     pub partition: Option<Partition>,
-    /// The tokenizer as tables of the container; none where it does not fit into them.
-    pub vocab: Option<Vocab>,
+    /// What the file holds.
+    pub contents: Contents,
     /// Where everything will lie.
     pub layout: Layout,
     /// What looks odd and stops nothing.
@@ -97,7 +97,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
     let partition = shards::table(&placement, stored);
     let (vocab, left_out) = vocabulary::of_source(&sources)?;
     warnings.extend(left_out);
-    let contents = Parts {
+    let made_from = MadeFrom {
         sources: &sources,
         recipe: &recipe,
         spec: spec.as_ref(),
@@ -107,10 +107,11 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         placement: &placement,
         partition: partition.as_ref(),
         compiled: compiled.as_ref(),
-        vocab: vocab.as_ref(),
+        vocab,
     };
-    let manifest = contents.manifest();
-    let layout = Layout::plan(&contents.contents(&manifest)?)?;
+    let manifest = made_from.manifest();
+    let contents = made_from.contents(&manifest)?;
+    let layout = Layout::plan(&contents)?;
     Ok(Plan {
         sources,
         recipe,
@@ -123,7 +124,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         compiled,
         manifest,
         partition,
-        vocab,
+        contents,
         layout,
         warnings,
     })
@@ -135,19 +136,30 @@ impl Plan {
     /// # Errors
     /// As [`Layout::plan`].
     pub fn layout_without_vocabulary(&self) -> Result<Layout> {
-        let parts = Parts {
-            sources: &self.sources,
-            recipe: &self.recipe,
-            spec: self.spec.as_ref(),
-            table: &self.table,
-            assignment: &self.assignment,
-            importances: &self.importances,
-            placement: &self.placement,
-            partition: self.partition.as_ref(),
-            compiled: self.compiled.as_ref(),
-            vocab: None,
-        };
-        Layout::plan(&parts.contents(&self.manifest)?)
+        Layout::plan(&Contents { vocab: None, ..self.contents.clone() })
+    }
+
+    /// Positions in the directory of the entries that a weight is stored as, piece by piece; empty for a weight that is
+    /// not stored.
+    pub(super) fn entries_of(&self, weight: &str) -> Vec<usize> {
+        let pieces = self.placement.weight(weight).map(|p| p.shards()).unwrap_or_default();
+        if pieces.is_empty() {
+            return self.layout.entry(weight).into_iter().collect();
+        }
+        pieces.iter().filter_map(|shard| self.layout.entry(&shard.name(weight))).collect()
+    }
+
+    /// Digests of the files that the manifest lists, by path: those that were hashed, and those that are made of a file of
+    /// the source.
+    pub(super) fn file_digests<'a>(
+        &'a self,
+        hashed: &'a [FileDigest],
+    ) -> BTreeMap<&'a str, [u8; 32]> {
+        let side = self.manifest.files.iter().map(|f| f.path.as_str());
+        let listed = self.manifest.source.files.iter().map(|f| f.path.as_str()).chain(side);
+        let made = listed
+            .filter_map(|path| Some((path, digests::sha256([self.sources.main.made_file(path)?]))));
+        made.chain(hashed.iter().map(|h| (h.path.as_str(), h.sha256))).collect()
     }
 }
 
@@ -328,7 +340,7 @@ fn rows_too_long<'a>(
 }
 
 /// What the contents of the file are made from.
-struct Parts<'a> {
+struct MadeFrom<'a> {
     sources: &'a Sources,
     recipe: &'a Recipe,
     spec: Option<&'a ModelSpec>,
@@ -338,10 +350,10 @@ struct Parts<'a> {
     partition: Option<&'a Partition>,
     compiled: Option<&'a Compiled>,
     importances: &'a Importances,
-    vocab: Option<&'a Vocab>,
+    vocab: Option<Vocab>,
 }
 
-impl Parts<'_> {
+impl MadeFrom<'_> {
     fn contents(&self, manifest: &Manifest) -> Result<Contents> {
         let absent = Value::Object(serde_json::Map::new());
         let value = |file: Option<&crate::checkpoint::JsonFile>| file.map(|f| f.value.clone());
@@ -384,7 +396,7 @@ impl Parts<'_> {
             names::MANIFEST_ENTRY,
             manifest.placeholder().to_bytes().len() as u64,
         ));
-        let quantized = self.quantized().map(|w| w.name.as_str());
+        let quantized = self.assignment.quantized(self.table).map(|(_, w)| w.name.as_str());
         entries.push(EntrySpec::opaque(names::ERRORS_ENTRY, errors::encoded_len(quantized)));
         if let Some(partition) = self.partition {
             let bytes = partition.encode().len() as u64;
@@ -413,15 +425,9 @@ impl Parts<'_> {
             metadata: rows,
             entries,
             data,
-            vocab: self.vocab.cloned(),
+            vocab: self.vocab.clone(),
             profile: Vec::new(),
         })
-    }
-
-    /// Stored weights that a quantizer makes, in the assignment's order.
-    fn quantized(&self) -> impl Iterator<Item = &Weight> {
-        let made = |a: &&Assigned| a.stored() && *a.method != Method::Keep;
-        self.assignment.weights.iter().filter(made).filter_map(|a| self.table.weights.get(a.weight))
     }
 
     fn manifest(&self) -> Manifest {
