@@ -267,9 +267,15 @@ pub(super) fn windowed(q: &Value, from: &Rings<'_>, scoring: Scoring) -> Result<
 }
 
 /// [`Op::DenseAttention`](crate::graph::Op::DenseAttention).
-pub(super) fn dense(q: &Value, k: &Value, v: &Value, mask: &Value, scale: f64) -> Result<Value> {
+pub(super) fn dense(
+    q: &Value,
+    k: &Value,
+    v: &Value,
+    mask: Option<&Value>,
+    scale: f64,
+) -> Result<Value> {
     let [_, rows, heads, d] = k.heads()?;
-    let mask = mask.as_floats()?;
+    let mask = mask.map(Value::as_floats).transpose()?;
     let seen = |_: usize, head: usize| -> Result<Seen> {
         let mut seen = Seen::default();
         for (x, to) in [(k, &mut seen.keys), (v, &mut seen.values)] {
@@ -282,5 +288,8 @@ pub(super) fn dense(q: &Value, k: &Value, v: &Value, mask: &Value, scale: f64) -
         Ok(seen)
     };
     let scoring = Scoring { scale, softcap: None };
-    attend(q, heads, scoring, rows, seen, |_, _, key| mask.get(key).copied())
+    attend(q, heads, scoring, rows, seen, |_, _, key| match mask {
+        Some(mask) => mask.get(key).copied(),
+        None => Some(0.0),
+    })
 }

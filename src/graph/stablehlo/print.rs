@@ -393,6 +393,24 @@ impl Printer<'_> {
                 self.set(*node.outputs.get(1)?, valid);
                 rows
             }
+            Op::EmbedPatches { kernel, bias } => {
+                let outputs = self.weight_ref(*kernel)?.shape.extents().first().copied()?;
+                let kernels = self.matrix(*kernel)?;
+                let kernels = self.f.reshape(&kernels, &[outputs, *x.shape.last()?]);
+                let y = self.product(&x, &kernels);
+                self.plus(&y, *bias)?
+            }
+            Op::AddRows { table } => {
+                let table = self.matrix(*table)?;
+                let table = self.f.reshape(&table, &shape);
+                self.f.binary("add", &x, &table)
+            }
+            Op::PoolGrid { side } => self.pool_grid(&x, *side, &shape)?,
+            Op::Product { weight } => {
+                let w = self.matrix(*weight)?;
+                let axis = [x.shape.len() as u64 - 1];
+                self.f.dot(&x, &w, [&[], &[]], [&axis, &[0]])
+            }
             Op::OrderedHead { .. } | Op::FillUnscored => {
                 self.fault("ordered draft heads are not printed".to_owned());
                 return None;
@@ -406,10 +424,15 @@ impl Printer<'_> {
     fn projected(&mut self, x: &V, projection: &Projection) -> Option<V> {
         let w = self.matrix(projection.weight)?;
         let y = self.product(x, &w);
-        let Some(bias) = projection.bias else { return Some(y) };
+        self.plus(&y, projection.bias)
+    }
+
+    /// Plus a vector of the last axis, if there is one.
+    fn plus(&mut self, y: &V, bias: Option<WeightId>) -> Option<V> {
+        let Some(bias) = bias else { return Some(y.clone()) };
         let b = self.vector(bias)?;
         let b = self.along_last(&b, &y.shape);
-        Some(self.f.binary("add", &y, &b))
+        Some(self.f.binary("add", y, &b))
     }
 
     /// `x Wᵀ` over the last axis.
@@ -595,6 +618,16 @@ impl Printer<'_> {
             sum = self.f.binary("add", &sum, &y);
         }
         Some(self.f.reshape(&sum, shape))
+    }
+
+    fn pool_grid(&mut self, x: &V, side: u64, shape: &[u64]) -> Option<V> {
+        let [_, rows, cols] = x.shape[..] else { return None };
+        let cells = rows.isqrt() / side.max(1);
+        let x = self.f.reshape(x, &[cells, side, cells, side, cols]);
+        let sum = self.f.reduce("add", &x, 3);
+        let sum = self.f.reduce("add", &sum, 1);
+        let mean = self.f.scalar("divide", &sum, (side * side) as f64);
+        Some(self.f.reshape(&mean, shape))
     }
 
     fn pool(&mut self, side: u64, operands: &[V]) -> Option<(V, V)> {
