@@ -125,6 +125,14 @@ pub(super) fn spec(root: &Config) -> ModelSpec {
     spec.logit_softcap = text.opt_positive("final_logit_softcapping");
     let hidden = spec.hidden_size;
     let mut model = decoder::text_model("gemma3", root, &text, spec);
+    if reader.nested {
+        // Defaults of `Gemma3TextConfig` too.
+        model.tokens.pad.get_or_insert(0);
+        model.tokens.bos.get_or_insert(2);
+        if model.tokens.eos.is_empty() {
+            model.tokens.eos.push(1);
+        }
+    }
     if reader.nested && root.states("vision_config") {
         model.vision = siglip(root, hidden).map(VisionSpec::Siglip);
         model.text.image_attention = ImageAttention::Windowed;

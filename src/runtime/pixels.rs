@@ -497,6 +497,64 @@ mod tests {
         assert_eq!(image.soft_tokens(&embedder()), 8);
     }
 
+    /// Squares of `side` pixels in patches of `patch`, each side of which has `row` soft tokens.
+    fn siglip(side: u64, patch: u64, row: u64) -> VisionSpec {
+        VisionSpec::Siglip(SiglipTower {
+            hidden_size: 8,
+            mlp_width: 8,
+            layers: 1,
+            heads: 1,
+            image_size: side,
+            patch_size: patch,
+            activation: Activation::GeluTanh,
+            layer_norm_eps: 1e-6,
+            soft_tokens: row * row,
+            projector: PROJECTOR,
+        })
+    }
+
+    #[test]
+    fn patches_of_gemma3_equal_those_of_its_processor_to_the_bit() {
+        let processed = fixture("gemma3.safetensors");
+        let file = SafeTensors::deserialize(&processed).expect("safetensors");
+        let mut compared = 0;
+        for (name, tensor) in file.tensors() {
+            let (picture, side) = name.split_once('/').expect("a picture and a side");
+            let vision = match side {
+                "32" => siglip(32, 4, 4),
+                _ => siglip(75, 7, 5),
+            };
+            let VisionSpec::Siglip(v) = &vision else { unreachable!() };
+            let decoded = Picture::decode(&fixture(picture)).unwrap_or_else(|f| panic!("{f}"));
+            let image = decoded.patches(&vision, v.soft_tokens).unwrap_or_else(|f| panic!("{f}"));
+            let n = v.side() as i64;
+            assert_eq!(tensor.shape(), [image.positions.len(), v.patch_values() as usize]);
+            let at: Vec<[i64; 2]> = (0..n * n).map(|i| [i % n, i / n]).collect();
+            assert_eq!(image.positions, at, "{name}");
+            assert_eq!(image.soft_tokens(&vision), v.soft_tokens);
+            // The processor's floats are made of these bytes so.
+            let float = |b: u8| ((f64::from(b) * (1.0 / 255.0)) as f32 - 0.5) / 0.5;
+            let far =
+                image.pixels.iter().zip(tensor.data()).map(|(ours, b)| (ours - float(*b)).abs());
+            let far = far.fold(0.0, f32::max);
+            // Decoders of JPEG differ by a few steps.
+            let bound = if picture.ends_with(".jpg") { 4.5 * 2.0 / 255.0 } else { 0.0 };
+            assert!(far <= bound, "{name}: {far}");
+            assert_eq!(image.pixels.len(), tensor.data().len());
+            compared += image.pixels.len();
+        }
+        assert!(compared > 190_000, "{compared}");
+        let dot = Picture::new(1, 1, vec![7, 8, 9]).expect("a picture");
+        let said = |vision: &VisionSpec, tokens| {
+            dot.patches(vision, tokens).expect_err("a refusal").problems[0].message.clone()
+        };
+        assert_eq!(
+            said(&siglip(32, 4, 4), 6),
+            "6 tokens are asked for; every image of this model becomes 16"
+        );
+        assert!(said(&siglip(1 << 40, 4, 4), 16).contains("at most 178,956,970 are made"));
+    }
+
     #[test]
     fn pixels_are_bytes_over_255_as_numpy_computes_them() {
         let bytes: Vec<u8> = (0..=255).flat_map(|b| [b; 3]).collect();

@@ -8,6 +8,8 @@ class Sequence:
 
     def __init__(self, slot, blocks):
         self.slot, self.blocks, self.length = slot, blocks, 0
+        # The final state behind the last token, where the model has a draft head.
+        self.hidden = None
 
 
 class Host:
@@ -56,7 +58,8 @@ class Host:
     # ---- images
 
     def encode(self, pixels, positions):
-        """Rows of the text space of one image; patches at negative positions are padding."""
+        """Rows of the text space of one image; patches at negative positions are padding. An encoder that reads pictures
+        of one size takes the pixels alone, and has no mask."""
         soft_tokens = min(self.sizes["max_soft_tokens"])
         padding = (positions < 0).any(-1)
         lowest = np.finfo(np.float32).min
@@ -68,7 +71,8 @@ class Host:
         }
         encoded = self.run(f"vision_t{soft_tokens}", inputs)
         projected = self.run(f"project_t{soft_tokens}", {"image_features": encoded["hidden"]})
-        return projected["image_embeds"][0][encoded["pooler_mask"][0]]
+        rows = projected["image_embeds"][0]
+        return rows[encoded["pooler_mask"][0]] if "pooler_mask" in encoded else rows
 
     # ---- calls
 
@@ -98,6 +102,7 @@ class Host:
             inputs["query_position"] = np.array(end - at - 1)
             outputs = self.run(name, inputs)
             sequence.length += end - at
+            sequence.hidden = outputs.get("hidden")
             yield end - 1, outputs["logits"].reshape(-1)
             at = end
 
@@ -118,3 +123,21 @@ class Host:
         for sequence, _ in step:
             sequence.length += 1
         return outputs["logits"].reshape(batch, -1)[: len(step)]
+
+    def draft(self, sequence, token, steps):
+        """Logits, projected states and tokens of a draft head's steps behind `token`, which follows the sequence and is
+        not in it. The position stays; nothing is written, so both rows of the program are the same."""
+        batch = max(self.sizes["decoder_batch_sizes"])
+        hidden, found = sequence.hidden.reshape(1, 1, -1), []
+        for _ in range(steps):
+            inputs = self.tokens([token] * batch, batch, (batch, 1))
+            inputs["hidden_states"] = np.repeat(hidden, batch, 0)
+            inputs["cache_position"] = np.full((batch, 1), sequence.length - 1)
+            inputs["position_ids"] = np.full((batch, 1), sequence.length)
+            inputs["block_tables"] = np.array([sequence.blocks] * batch)
+            inputs["local_block_tables"] = np.full(batch, sequence.slot)
+            outputs = self.run(f"draft_b{batch}", inputs)
+            logits, hidden = outputs["logits"][0, 0], outputs["hidden"][:1]
+            token = int(logits.argmax())
+            found.append((logits, hidden.reshape(-1), token))
+        return found

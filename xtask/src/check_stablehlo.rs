@@ -14,13 +14,21 @@ use crate::{Result, build, check_exports, python};
 
 /// Models, the devices that their quantized artifacts split over beside one, and whether they have images. One head of
 /// tiny-llama has 8 columns, half a group, so its quantized artifacts do not split over 16 devices.
-const MODELS: [(&str, [u32; 2], bool); 5] = [
+const MODELS: [(&str, [u32; 2], bool); 6] = [
+    (GEMMA3, [4, 16], true),
     ("tiny-gemma4-moe", [4, 16], true),
     ("tiny-gemma4-e", [4, 16], true),
     ("tiny-gemma4-dense", [4, 16], true),
     ("tiny-qwen3", [4, 16], false),
     ("tiny-llama", [4, 8], false),
 ];
+
+/// Four of its encoder's heads fill a group, so that of its quantized artifacts splits over four devices.
+const GEMMA3: &str = "tiny-gemma3-vision";
+
+/// Draft heads of unquantized artifacts.
+const DRAFTS: [(&str, &str); 2] =
+    [("tiny-gemma4-e", "tiny-gemma4-e-assistant"), ("tiny-gemma4-dense", "tiny-gemma4-assistant")];
 
 /// Recipes by what becomes of linear layers and experts. `check.py` knows that `keep` quantizes nothing.
 const RECIPES: [(&str, &str); 3] = [
@@ -76,14 +84,18 @@ pub fn run(args: &CheckStablehloArgs) -> Result<()> {
             continue;
         }
         let source = check_exports::source(model, &scratch)?;
+        let draft = DRAFTS.iter().find(|(target, _)| *target == model).map(|(_, head)| *head);
+        let head = draft.map(|draft| check_exports::source(draft, &scratch)).transpose()?;
         for (recipe, encoding) in RECIPES {
-            let many = if recipe == "keep" { [4, 16] } else { quantized };
+            let plain = recipe == "keep";
+            let many = if plain { [4, 16] } else { quantized };
             for devices in [&[1], &many[..]].concat() {
                 let vision = images.then(|| vision_devices(recipe, devices));
                 let folder = folders.join(model).join(recipe).join(devices.to_string());
                 let text = recipe_text(recipe, encoding, vision.as_deref());
-                export(&bin, &source, &text, devices, &folder)?;
-                cases.push(case(model, recipe, devices, &folder));
+                let head = head.as_deref().filter(|_| plain);
+                export(&bin, [Some(&source), head], &text, devices, &folder)?;
+                cases.push(case([Some(model), draft.filter(|_| plain)], recipe, devices, &folder));
             }
         }
     }
@@ -129,14 +141,24 @@ fn recipe_text(name: &str, encoding: &str, vision: Option<&[u32]>) -> String {
     )
 }
 
-fn export(bin: &Path, source: &Path, recipe: &str, devices: u32, folder: &Path) -> Result<()> {
+/// Converts a model, with its draft head if it has one, and exports its programs.
+fn export(
+    bin: &Path,
+    [source, draft]: [Option<&Path>; 2],
+    recipe: &str,
+    devices: u32,
+    folder: &Path,
+) -> Result<()> {
     let parent = folder.parent().unwrap_or(folder);
     fs::create_dir_all(parent).map_err(testkit::at(parent))?;
     let text = folder.with_extension("toml");
     fs::write(&text, recipe).map_err(testkit::at(&text))?;
     let artifact = folder.with_extension("rad");
     let mut convert = Command::new(bin);
-    convert.arg("convert").arg(source).arg("--recipe").arg(&text);
+    convert.arg("convert").args(source).arg("--recipe").arg(&text);
+    if let Some(draft) = draft {
+        convert.arg("--draft-model").arg(draft);
+    }
     convert.arg("--devices").arg(devices.to_string()).arg("-o").arg(&artifact);
     build::output(&mut convert)?;
     let mut export = Command::new(bin);
@@ -144,13 +166,15 @@ fn export(bin: &Path, source: &Path, recipe: &str, devices: u32, folder: &Path) 
     build::output(&mut export).map(|_| ())
 }
 
-fn case(model: &str, recipe: &str, devices: u32, folder: &Path) -> Value {
-    let reference = testkit::fixtures().join("models/ref").join(format!("{model}.safetensors"));
+fn case([model, draft]: [Option<&str>; 2], recipe: &str, devices: u32, folder: &Path) -> Value {
+    let of =
+        |name: &str| testkit::fixtures().join("models/ref").join(format!("{name}.safetensors"));
     json!({
         "model": model,
         "recipe": recipe,
         "devices": devices,
         "folder": folder,
-        "reference": reference,
+        "reference": model.map(of),
+        "draft": draft.map(of),
     })
 }

@@ -13,7 +13,7 @@ impl Printer<'_> {
     }
 
     /// Row i's block and place in it: `[rows, 2]`.
-    fn places(&mut self, first: &V, second: &V) -> V {
+    pub(super) fn places(&mut self, first: &V, second: &V) -> V {
         let n = first.shape.iter().product();
         let (a, b) = (self.f.reshape(first, &[n, 1]), self.f.reshape(second, &[n, 1]));
         self.f.concatenate(&[&a, &b], 1)

@@ -73,8 +73,7 @@ pub(super) struct Printer<'a> {
 /// Prints a program, with a paged cache of `blocks` blocks. `encodings` tells how a weight is stored.
 ///
 /// # Errors
-/// What StableHLO has no form for: element types narrower than a byte other than 4 bits, rotated weights, ordered draft
-/// heads.
+/// What StableHLO has no form for: element types narrower than a byte other than 4 bits, rotated weights.
 pub fn module(
     programs: &Programs,
     program: &Program,
@@ -132,7 +131,7 @@ impl Printer<'_> {
     fn interface(&mut self) {
         let ranked = |op: &Op| match op {
             Op::Experts { .. } => true,
-            Op::Embed { table, .. } => {
+            Op::Embed { table, .. } | Op::OrderedHead { head: table, .. } => {
                 self.program.weight(*table).is_some_and(|w| w.share == WeightShare::Rows)
             }
             _ => false,
@@ -411,9 +410,17 @@ impl Printer<'_> {
                 let axis = [x.shape.len() as u64 - 1];
                 self.f.dot(&x, &w, [&[], &[]], [&axis, &[0]])
             }
-            Op::OrderedHead { .. } | Op::FillUnscored => {
-                self.fault("ordered draft heads are not printed".to_owned());
-                return None;
+            Op::OrderedHead { head, ordering, top_k } => {
+                self.ordered_head(*head, *ordering, *top_k, &operands, &shape)?
+            }
+            Op::FillUnscored => {
+                let none = self.f.constant(f64::NEG_INFINITY, &x.shape);
+                let unscored = self.f.compare("EQ", &x, &none);
+                let most = self.f.constant(f64::INFINITY, &x.shape);
+                let scored = self.f.select(&unscored, &most, &x);
+                let least = self.f.over_last("minimum", &scored);
+                let fill = self.f.scalar("subtract", &least, 1.0);
+                self.f.select(&unscored, &fill, &x)
             }
         };
         self.set(*node.outputs.first()?, result);
@@ -535,6 +542,54 @@ impl Printer<'_> {
             x = self.f.scalar("multiply", &x, scale);
         }
         Some(self.f.reshape(&x, shape))
+    }
+
+    /// Logits of the tokens of each row's best centroids, minus infinity for all others.
+    fn ordered_head(
+        &mut self,
+        head: WeightId,
+        ordering: WeightId,
+        top_k: u64,
+        operands: &[V],
+        shape: &[u64],
+    ) -> Option<V> {
+        let [h, centroids] = operands else { return None };
+        let [b, 1, width] = h.shape[..] else { return None };
+        let n = *centroids.shape.last()?;
+        let share = self.weight_ref(head)?.share;
+        let table = self.matrix(head)?;
+        let rows = *table.shape.first()?;
+        // Numbers of tokens are exact in f32 up to 2^24, beyond any vocabulary.
+        let order = self.vector(ordering)?;
+        let each = order.shape.first()?.checked_div(n)?;
+        let order = self.f.convert(&order, "i32");
+        let order = self.f.reshape(&order, &[n, each]);
+        let scores = self.f.reshape(centroids, &[b, n]);
+        let (_, best) = self.f.top(&scores, top_k);
+        let best = self.f.reshape(&best, &[b * top_k]);
+        let tokens = top_k * each;
+        let mut at = self.f.take(&order, &best);
+        at = self.f.reshape(&at, &[b * tokens]);
+        if let (WeightShare::Rows, Some(rank)) = (share, self.rank.clone()) {
+            let first = self.f.scalar("multiply", &rank, rows as f64);
+            let first = self.f.broadcast(&first, &[], &[b * tokens]);
+            at = self.f.binary("subtract", &at, &first);
+            // Tokens of other devices go nowhere: an index outside drops them.
+            let zero = self.f.integer(0, &[b * tokens]);
+            let below = self.f.compare("LT", &at, &zero);
+            let nowhere = self.f.integer(rows as i64, &[b * tokens]);
+            at = self.f.select(&below, &nowhere, &at);
+        }
+        let found = self.f.take(&table, &at);
+        let found = self.f.reshape(&found, &[b, tokens, width]);
+        let h = self.f.reshape(h, &[b, width]);
+        let logits = self.f.dot(&h, &found, [&[0], &[0]], [&[1], &[2]]);
+        let logits = self.f.reshape(&logits, &[b * tokens, 1, 1]);
+        let sequence = self.f.iota(&[b, tokens], 0);
+        let places = self.places(&sequence, &at);
+        let none = self.f.constant(f64::NEG_INFINITY, &[b, 1, rows, 1]);
+        let all = self.f.write_rows(&none, &places, &logits);
+        Some(self.f.reshape(&all, shape))
     }
 
     fn embed_axes(
