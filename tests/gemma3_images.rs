@@ -176,8 +176,8 @@ fn the_published_4b_compiles_to_programs_of_its_sizes() {
 // ---- files -----------------------------------------------------------------------------------------------------------
 
 const RECIPE: &str = "schema = 1\n[graphs]\nmax_seq_len = 256\nbatch_size = 2\nprefill_chunk_size = 32\nkv_partition_len = 64\n";
-/// Groups of 4 codes: the encoder's heads are 4 wide.
-const INT8_G4: &str = "[[quantize]]\nclass = [\"linear\"]\nencoding = { codes = \"i8\", scale = \"bf16\", group = 4 }\n";
+/// Groups of 16 codes: four of the encoder's heads, and a seventh of its MLP's width, so that shares are padded.
+const INT8_G16: &str = "[[quantize]]\nclass = [\"linear\"]\nencoding = { codes = \"i8\", scale = \"bf16\", group = 16 }\n";
 
 fn tiny() -> String {
     testkit::tiny_model(NAME).to_str().expect("UTF-8").to_owned()
@@ -233,7 +233,7 @@ fn files_for_several_vision_devices_agree_with_transformers() {
 #[test]
 fn a_quantized_encoder_says_the_same_on_any_number_of_devices() {
     let tmp = tempfile::tempdir().expect("a folder");
-    let recipe = format!("{RECIPE}{INT8_G4}");
+    let recipe = format!("{RECIPE}{INT8_G16}");
     let one = answered(&converted(tmp.path(), &recipe, 1, "[0]", "one.rad"));
     let unquantized = Reference::of(NAME);
     assert!(difference(&one.0, unquantized.floats("image.image_features")) > 1e-3);
@@ -396,6 +396,17 @@ fn a_picture_in_a_file_is_answered_as_its_patches_are() {
     refused(&["--image", rgb, "--image-tokens", "8"], "every image of this model becomes 16");
     refused(&["--image", rgb, "--image-tokens", "70"], "the largest encoder gives 16");
     refused(&["--image", rgb, "--raw"], "the prompt has 0 places for 1 image");
+
+    // A processor that would make other pictures is not ignored.
+    let other = tmp.path().join("model/preprocessor_config.json");
+    let text =
+        fs::read_to_string(&other).expect("reads").replace("\"resample\": 2", "\"resample\": 3");
+    fs::write(&other, text).expect("writes");
+    succeeds(
+        tmp.path(),
+        &["convert", "model", "--recipe", "recipe.toml", "-o", "m.rad", "--force"],
+    );
+    refused(&["--image", rgb], "resample is 3; pictures are resized bilinearly");
 }
 
 // ---- the published model ---------------------------------------------------------------------------------------------

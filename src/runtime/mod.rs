@@ -39,6 +39,7 @@ mod generate;
 mod images;
 mod pixels;
 mod pool;
+mod processor;
 mod product;
 mod rope;
 mod rows;

@@ -13,6 +13,8 @@ Compared are the logits behind every call, the greedy tokens, and the images' ro
 * of an unquantized artifact with transformers' run in f32;
 * of a quantized one for several devices with the same artifact for one device.
 
+One artifact, `aligned`, is for a target on which sequences leave slots unused: here a few before every call. Its cache is f16.
+
 A draft head takes four steps behind a prompt of its own; logits, projected states and tokens are those of transformers.
 
 Afterwards three mistakes are seeded, one at a time, into what devices hold: the shards of two devices are swapped, one
@@ -46,6 +48,8 @@ GREEDY = 8
 # Absolute, of logits with a standard deviation of about 4.
 AGAINST_TRANSFORMERS = 2e-3
 AGAINST_ONE_DEVICE = 5e-3
+# With a cache in f16, whose values have 11 bits.
+AGAINST_TRANSFORMERS_F16 = 3e-2
 
 
 class Run:
@@ -187,8 +191,9 @@ def check(cases, sabotage):
             lines.append(f"{title}: {what}")
         got = run(folder, reference, own, first and first.tokens)
         ran = time.monotonic()
-        if case["recipe"] == "keep":
-            want, within = expected(reference, got), AGAINST_TRANSFORMERS
+        if case["recipe"] in ("keep", "aligned"):
+            want = expected(reference, got)
+            within = AGAINST_TRANSFORMERS if case["recipe"] == "keep" else AGAINST_TRANSFORMERS_F16
         else:
             want, within = first or got, AGAINST_ONE_DEVICE
             first = want
@@ -238,6 +243,9 @@ def main():
                 print(layout.format(*row), flush=True)
             lines, tried, faults = lines + of_lines, tried | of_tried, faults + of_faults
     wanted = {args.sabotage} if args.sabotage else set(MISTAKES)
+    if len({model for model, _ in groups}) == 1:
+        # One model alone may have a single key head, which no device can hold wrongly.
+        wanted &= {args.sabotage}
     faults += [f"no case could have the mistake {mistake}" for mistake in sorted(wanted - tried)]
     if lines:
         print("\nseeded mistakes:")

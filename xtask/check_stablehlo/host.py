@@ -8,6 +8,8 @@ class Sequence:
 
     def __init__(self, slot, blocks):
         self.slot, self.blocks, self.length = slot, blocks, 0
+        # Slots in use, and which of them hold a token: without alignment those of the tokens.
+        self.slots, self.held = 0, []
         # The final state behind the last token, where the model has a draft head.
         self.hidden = None
 
@@ -19,8 +21,8 @@ class Host:
         self.folder = folder
         self.document = folder.document
         self.sizes = self.document["graphs"]
-        if self.sizes["kv"]["aligned"]:
-            raise ValueError("sequences that leave slots unused are not served here")
+        # Programs that take a mask of slots serve sequences with gaps: a few slots stay unused before every call.
+        self.gap = 5 if self.sizes["kv"]["aligned"] else 0
         self.stored = folder.stored(folder.own if own is None else own)
         self.cache = folder.empty_cache()
         self.features = []
@@ -76,6 +78,28 @@ class Host:
 
     # ---- calls
 
+    def seats(self, seats, rows):
+        """Slots, positions, tables and masks of calls: `[(slot, blocks, sequence, tokens)]`, with `rows` rows each of which
+        the first `tokens` are held afterwards."""
+        slots, positions, masks = [], [], []
+        for _, _, sequence, tokens in seats:
+            if sequence is None:
+                sequence = Sequence(0, [])
+            slots.append(sequence.slots + np.arange(rows))
+            positions.append(sequence.length + np.arange(rows))
+            sequence.held += list(range(sequence.slots, sequence.slots + tokens))
+            mask = np.zeros(self.sizes["max_seq_len"], np.float32)
+            mask[sequence.held] = 1
+            masks.append(mask)
+            sequence.slots += tokens
+            sequence.length += tokens
+        return {
+            "cache_position": np.array(slots),
+            "position_ids": np.array(positions),
+            "attention_mask": np.array(masks),
+            "local_block_tables": np.array([slot for slot, _, _, _ in seats]),
+        }
+
     def prefill(self, sequence, ids, images=()):
         """Takes a prompt in; yields the index of the last token of every call and the logits behind it."""
         host = self.document.get("host") or {}
@@ -96,12 +120,11 @@ class Host:
             inputs = self.tokens(ids[at:end], rows, (1, rows))
             if is_image[at]:
                 inputs["inputs_embeds"][0, : end - at] = waiting.pop(0)
-            inputs["cache_position"] = sequence.length + np.arange(rows)[None]
+            sequence.slots += self.gap
+            inputs |= self.seats([(sequence.slot, sequence.blocks, sequence, end - at)], rows)
             inputs["block_tables"] = np.array(sequence.blocks)
-            inputs["local_block_tables"] = np.array([sequence.slot])
             inputs["query_position"] = np.array(end - at - 1)
             outputs = self.run(name, inputs)
-            sequence.length += end - at
             sequence.hidden = outputs.get("hidden")
             yield end - 1, outputs["logits"].reshape(-1)
             at = end
@@ -113,15 +136,12 @@ class Host:
         spare = self.document["kv_blocks"] - 1
         used = [sequence.slot for sequence, _ in step]
         empty = [n for n in range(self.sizes["batch_size"]) if n not in used]
-        seats = [(s.slot, s.blocks, s.length) for s, _ in step]
-        seats += [(slot, [spare] * self.blocks_per_sequence(), 0) for slot in empty[: batch - len(step)]]
+        seats = [(s.slot, s.blocks, s, 1) for s, _ in step]
+        seats += [(slot, [spare] * self.blocks_per_sequence(), None, 1) for slot in empty[: batch - len(step)]]
         inputs = self.tokens([token for _, token in step], batch, (batch, 1))
-        inputs["cache_position"] = np.array([[length] for _, _, length in seats])
-        inputs["block_tables"] = np.array([blocks for _, blocks, _ in seats])
-        inputs["local_block_tables"] = np.array([slot for slot, _, _ in seats])
+        inputs |= self.seats(seats, 1)
+        inputs["block_tables"] = np.array([blocks for _, blocks, _, _ in seats])
         outputs = self.run(f"decode_b{batch}", inputs)
-        for sequence, _ in step:
-            sequence.length += 1
         return outputs["logits"].reshape(batch, -1)[: len(step)]
 
     def draft(self, sequence, token, steps):
@@ -132,7 +152,7 @@ class Host:
         for _ in range(steps):
             inputs = self.tokens([token] * batch, batch, (batch, 1))
             inputs["hidden_states"] = np.repeat(hidden, batch, 0)
-            inputs["cache_position"] = np.full((batch, 1), sequence.length - 1)
+            inputs["cache_position"] = np.full((batch, 1), sequence.slots - 1)
             inputs["position_ids"] = np.full((batch, 1), sequence.length)
             inputs["block_tables"] = np.array([sequence.blocks] * batch)
             inputs["local_block_tables"] = np.full(batch, sequence.slot)

@@ -30,12 +30,15 @@ const GEMMA3: &str = "tiny-gemma3-vision";
 const DRAFTS: [(&str, &str); 2] =
     [("tiny-gemma4-e", "tiny-gemma4-e-assistant"), ("tiny-gemma4-dense", "tiny-gemma4-assistant")];
 
-/// Recipes by what becomes of linear layers and experts. `check.py` knows that `keep` quantizes nothing.
+/// Recipes by what becomes of linear layers and experts. `check.py` knows that `keep` (and `aligned`) quantizes nothing.
 const RECIPES: [(&str, &str); 3] = [
     ("keep", "\"keep\""),
     ("int8-g16", "{ codes = \"i8\", scale = \"bf16\", group = 16 }"),
     ("nvfp4", "\"nvfp4\""),
 ];
+
+/// A model whose sequences leave slots unused in one more case, on that many devices.
+const ALIGNED: (&str, u32) = ("tiny-gemma4-dense", 4);
 
 /// A mistake that `check.py` can seed.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -99,6 +102,13 @@ pub fn run(args: &CheckStablehloArgs) -> Result<()> {
             }
         }
     }
+    let (model, devices) = ALIGNED;
+    if args.model.as_deref().is_none_or(|only| only == model) {
+        let source = check_exports::source(model, &scratch)?;
+        let folder = folders.join(model).join("aligned");
+        export(&bin, [Some(&source), None], &aligned(), devices, &folder)?;
+        cases.push(case([Some(model), None], "aligned", devices, &folder));
+    }
     if cases.is_empty() {
         let names = MODELS.map(|m| m.0).join(", ");
         return Err(format!("no such model; there are {names}"));
@@ -139,6 +149,15 @@ fn recipe_text(name: &str, encoding: &str, vision: Option<&[u32]>) -> String {
          kv_dtype = \"f32\"\n\n[[quantize]]\nclass = [\"linear\", \"expert\"]\nencoding = {encoding}\n\
          activations = \"f32\"\n"
     )
+}
+
+/// Sizes of a target on which a call's rows lie in one block, so that slots and positions differ; its cache is f16.
+fn aligned() -> String {
+    "schema = 1\nname = \"aligned\"\n\n[target]\nprofile = \"rbln-ca25\"\n\n[vision]\ndevices = [0, 1, 2, 3]\n\n\
+     [graphs]\nmax_seq_len = 2048\nbatch_size = 2\ndecoder_batch_sizes = 2\nprefill_chunk_size = 64\n\
+     kv_partition_len = 1024\nkv_dtype = \"f16\"\n\n[[quantize]]\nclass = \"linear\"\nencoding = \"keep\"\n\
+     activations = \"f32\"\n"
+        .to_owned()
 }
 
 /// Converts a model, with its draft head if it has one, and exports its programs.
