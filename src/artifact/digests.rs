@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use super::codec::{self, CodecError};
 use super::contents::EntrySpec;
 use super::layout::{DIGEST_KEY, DIGESTS_ENTRY};
-use super::reader::Entry;
+use super::reader::{Artifact, Entry};
 use super::writer::Writer;
 use crate::diag::{Failure, FailureKind, Result};
 
@@ -84,6 +84,19 @@ pub fn encode(digests: &[EntryDigest]) -> Vec<u8> {
 /// Other bytes than the root digest says, or a malformed list.
 pub fn decode(bytes: &[u8], root: &[u8; 32]) -> std::result::Result<Vec<EntryDigest>, CodecError> {
     codec::decode(bytes, root)
+}
+
+/// The list of an opened file, which its root digest vouches for.
+///
+/// # Errors
+/// No root digest, no list, other bytes than the root digest says, or a malformed list.
+pub fn of(artifact: &Artifact) -> std::result::Result<Vec<EntryDigest>, CodecError> {
+    let missing = |what: &str| CodecError::Malformed(format!("the file has no {what}"));
+    let root = artifact.meta_text(DIGEST_KEY).map(|t| t.to_string());
+    let root = root.and_then(|text| from_hex(text.as_bytes()));
+    let root = root.ok_or_else(|| missing("root digest"))?;
+    let entry = artifact.find(DIGESTS_ENTRY).ok_or_else(|| missing("list of digests"))?;
+    decode(entry.plane(0), &root)
 }
 
 /// Digests every entry as written, writes `radpack/digests`, sets the root digest and returns it. Digests that the

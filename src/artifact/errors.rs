@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::codec::{self, CodecError};
-use super::layout::{DIGEST_KEY, DIGESTS_ENTRY, ERRORS_ENTRY};
+use super::layout::ERRORS_ENTRY;
 use super::{Artifact, digests};
 
 /// What quantization did to one weight.
@@ -49,9 +49,7 @@ pub fn decode(bytes: &[u8], digest: &[u8; 32]) -> Result<Vec<WeightError>, Codec
 /// The list of an artifact, if its digests vouch for it; empty for one without.
 pub fn of(artifact: &Artifact) -> Vec<WeightError> {
     let read = || -> Option<Vec<WeightError>> {
-        let root = artifact.meta_text(DIGEST_KEY)?.to_string();
-        let root = digests::from_hex(root.as_bytes())?;
-        let list = digests::decode(artifact.find(DIGESTS_ENTRY)?.plane(0), &root).ok()?;
+        let list = digests::of(artifact).ok()?;
         let digest = list.iter().find(|d| d.name == ERRORS_ENTRY)?.sha256;
         decode(artifact.find(ERRORS_ENTRY)?.plane(0), &digest).ok()
     };

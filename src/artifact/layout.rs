@@ -131,6 +131,8 @@ pub const ERRORS_ENTRY: &str = "radpack/errors";
 pub const PARTITION_ENTRY: &str = "radpack/partition";
 /// What the programs share: cache tensors, weights, types, and the programs' names.
 pub const GRAPHS_ENTRY: &str = "radpack/graphs";
+/// In a part of a conversion, where its entries belong.
+pub const PART_ENTRY: &str = "radpack/part";
 /// Prefix of the entries that hold one program each.
 pub const GRAPH_PREFIX: &str = "radpack/graph/";
 /// Side files: this prefix, then the relative path.
@@ -141,6 +143,8 @@ pub const DIGEST_KEY: &str = "radpack.digest";
 pub const FORMAT_KEY: &str = "radpack.format";
 /// Metadata key of the version of the tool that wrote the file.
 pub const VERSION_KEY: &str = "radpack.version";
+/// Metadata key of a part's number, `I/N`; whole files have none.
+pub const PART_KEY: &str = "radpack.part";
 /// Metadata key of the number of devices the file is made for.
 pub const DEVICES_KEY: &str = "radpack.devices";
 

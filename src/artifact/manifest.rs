@@ -402,6 +402,17 @@ impl Manifest {
         m
     }
 
+    /// Sets the digests of these files, of the source and stored, by path.
+    pub fn set_digests(&mut self, files: &BTreeMap<&str, [u8; 32]>) {
+        let source = self.source.files.iter_mut().map(|f| (&f.path, &mut f.sha256));
+        let side = self.files.iter_mut().map(|f| (&f.path, &mut f.sha256));
+        for (path, digest) in source.chain(side) {
+            if let Some(found) = files.get(path.as_str()) {
+                *digest = Sha256Hex(*found);
+            }
+        }
+    }
+
     /// Reads a manifest.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 //! | [`patch`] | the one value that may change in a finished file |
 //! | `weights` | [`Weights`]: whole weights, put together from pieces in a file for several devices |
 //! | [`metadata`] | metadata rows from a checkpoint's configuration files |
+//! | [`part`] | a part of a conversion that several machines share |
 //! | [`manifest`], [`digests`], [`errors`], [`partition`] | this project's entries; `schemas/rad.md` specifies their bytes |
 //! | [`mod@verify`] | everything beyond opening: deviations, digests, manifest against directory |
 //!
@@ -22,6 +23,7 @@ mod experts;
 pub mod layout;
 pub mod manifest;
 pub mod metadata;
+pub mod part;
 pub mod partition;
 pub mod patch;
 mod pieces;

@@ -199,6 +199,15 @@ impl Partition {
         table
     }
 
+    /// Sets the digests of these whole weights.
+    pub fn set_digests(&mut self, wholes: &BTreeMap<&str, [u8; 32]>) {
+        for row in &mut self.weights {
+            if let Some(digest) = wholes.get(row.name.as_str()) {
+                row.sha256 = *digest;
+            }
+        }
+    }
+
     /// The rows by weight.
     pub fn by_name(&self) -> BTreeMap<&str, &PartitionRow> {
         self.weights.iter().map(|row| (row.name.as_str(), row)).collect()

@@ -57,11 +57,11 @@ impl<F: Fn(u64) + Sync> Hashing for F {
 
 /// Hashes files in parallel, one task a file.
 pub(super) fn hash(
-    files: &[SourceFile],
+    files: &[&SourceFile],
     cancel: &AtomicBool,
     progress: &dyn Hashing,
 ) -> Result<Vec<FileDigest>> {
-    let one = |file| {
+    let one = |file: &&SourceFile| {
         let digest = hash_one(file, cancel, progress);
         if let Ok(Some(digest)) = &digest {
             progress.file(digest);

@@ -653,7 +653,21 @@ impl Checkpoint {
         cancel: &AtomicBool,
         progress: &dyn Hashing,
     ) -> Result<Vec<FileDigest>> {
-        digest::hash(&self.files, cancel, progress)
+        self.hash_some(&|_| true, cancel, progress)
+    }
+
+    /// [`Checkpoint::hash_files`] of the files whose paths are wanted.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::hash_files`].
+    pub fn hash_some(
+        &self,
+        wanted: &dyn Fn(&str) -> bool,
+        cancel: &AtomicBool,
+        progress: &dyn Hashing,
+    ) -> Result<Vec<FileDigest>> {
+        let files: Vec<&SourceFile> = self.files.iter().filter(|f| wanted(&f.path)).collect();
+        digest::hash(&files, cancel, progress)
     }
 
     /// The source file that `path` is, by whatever name or link, so that an output can be kept from overwriting an

@@ -24,6 +24,8 @@ pub struct Cli {
 pub enum Command {
     /// Quantize a checkpoint by a recipe and write one .rad file.
     Convert(Convert),
+    /// Put the parts of a conversion together that several machines made (convert --part).
+    Merge(Merge),
     /// Check a .rad file: structure, digests, manifest, encodings; with a source, every weight.
     Validate(Validate),
     /// Show what a .rad file holds.
@@ -133,6 +135,9 @@ pub struct Convert {
     /// after a failure or a signal, for the next time.
     #[arg(long, conflicts_with_all = ["dry_run", "check"])]
     pub resume: bool,
+    /// Make part I of N only, counted from 1, as OUT.rad.part-I-of-N; `radpack merge` puts the parts together.
+    #[arg(long, value_name = "I/N", value_parser = part, conflicts_with = "check")]
+    pub part: Option<(u32, u32)>,
     /// Plan and print; write nothing.
     #[arg(long)]
     pub dry_run: bool,
@@ -148,6 +153,30 @@ pub struct Convert {
     /// Common switches.
     #[command(flatten)]
     pub common: Common,
+}
+
+/// `2/4`; whether there is such a part is the plan's to say.
+fn part(text: &str) -> Result<(u32, u32), String> {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let parts = text.split_once('/').and_then(|(i, n)| Some((number(i)?, number(n)?)));
+    parts.ok_or_else(|| "a part is written I/N, as 2/4".to_owned())
+}
+
+/// `radpack merge`
+#[derive(Debug, Args)]
+pub struct Merge {
+    /// All parts of one conversion, in any order.
+    #[arg(required = true, value_name = "PART", value_hint = ValueHint::FilePath)]
+    pub parts: Vec<PathBuf>,
+    /// The file to write.
+    #[arg(short, long, value_name = "OUT.rad", value_hint = ValueHint::FilePath)]
+    pub output: PathBuf,
+    /// Print one JSON document on stdout (schemas/ describes it).
+    #[arg(long)]
+    pub json: bool,
+    /// Worker threads; 0 means one per core.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub threads: usize,
 }
 
 /// `radpack validate`

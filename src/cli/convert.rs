@@ -13,13 +13,13 @@ use radpack::artifact::{digests, layout as names};
 use radpack::checkpoint::Extent;
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
 use radpack::model::{ModelSpec, Origin};
-use radpack::pipeline::{self, ConvertOptions, Earlier, Plan, Request, Reuse};
+use radpack::pipeline::{self, ConvertOptions, Earlier, PartPlan, Plan, Request, Reuse};
 use radpack::recipe::{Assigned, EncodingChoice, Fate, Method, Rounding, Use};
 
 use super::args::Convert;
 use super::documents::{
-    ConvertDocument, DeviceDocument, ImatrixDocument, ProblemDocument, RuleDocument, TailDocument,
-    UseDocument, WeightDocument,
+    ConvertDocument, DeviceDocument, ImatrixDocument, PartDocument, ProblemDocument, RuleDocument,
+    TailDocument, UseDocument, WeightDocument,
 };
 use super::output::Output;
 use super::progress::Bars;
@@ -31,8 +31,10 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
     request::kernel(args.common.kernel)?;
     let plan = plan(args).map_err(nothing_written)?;
     output.warnings(&plan.warnings);
+    let part = args.part.map(|(index, parts)| PartPlan::of(&plan, index, parts));
+    let part = part.transpose().map_err(nothing_written)?;
     if args.dry_run {
-        dry_run(args, &plan, output)?;
+        dry_run(args, &plan, part.as_ref(), output)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(file) = &args.check {
@@ -42,7 +44,15 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         return Err(Failure::plain(FailureKind::Usage, "an output is needed: -o OUT.rad"));
     };
     let reuse = args.reuse.as_deref().map(Reuse::open).transpose().map_err(nothing_written)?;
-    let bars = Bars::new(plan.sources.bytes(), plan.assignment.total.source_bytes);
+    let (hashed, encoded) = match &part {
+        None => (plan.sources.bytes(), plan.assignment.total.source_bytes),
+        Some(part) => (part.hashed_bytes, part.source_bytes),
+    };
+    let written = match args.part {
+        None => out.clone(),
+        Some((index, parts)) => pipeline::part_path(out, index, parts),
+    };
+    let bars = Bars::new(hashed, encoded);
     let started = Instant::now();
     let options = ConvertOptions {
         threads: request::threads(&args.common),
@@ -50,13 +60,17 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         cancelled: request::stop_on_signals(),
     };
     let earlier = Earlier { artifact: reuse.as_ref(), partial: args.resume };
-    let converted = pipeline::convert_from(&plan, out, options, earlier);
+    let converted = match &part {
+        None => pipeline::convert_from(&plan, out, options, earlier),
+        Some(part) => pipeline::convert_part(&plan, part, &written, options, earlier),
+    };
     bars.finish();
     let converted = converted?;
 
     if output.json() {
         let errors = converted.errors.iter().map(|e| (e.weight.as_str(), e)).collect();
-        let mut document = document(&plan, false, Some(out), &errors);
+        let mut document = document(&plan, false, Some(&written), &errors);
+        document.part = part.as_ref().map(part_document);
         document.digest = Some(digests::hex(&converted.digest));
         document.reused = converted.reused;
         document.resumed = converted.resumed;
@@ -64,10 +78,10 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let seconds = started.elapsed().as_secs_f64();
-    let speed = plan.assignment.total.source_bytes as f64 / 1e9 / seconds.max(1e-9);
+    let speed = encoded as f64 / 1e9 / seconds.max(1e-9);
     let mut text = format!(
         "wrote     {}   {} in {seconds:.1} s ({speed:.2} GB/s of weights)\n",
-        out.display(),
+        written.display(),
         size(converted.file_bytes),
     );
     // Writing to a String cannot fail.
@@ -76,19 +90,37 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         let _ = writeln!(text, "reused    {} of {of} quantized weights", converted.reused);
     }
     if args.resume {
-        let of = plan.assignment.stored(&plan.table).count();
+        let all = || plan.assignment.stored(&plan.table).count();
+        let of = part.as_ref().map_or_else(all, |part| part.weights);
         let _ =
             writeln!(text, "resumed   {} of {of} weights were there already", converted.resumed);
     }
     let _ = writeln!(text, "digest    sha256:{}", digests::hex(&converted.digest));
     text.push_str(&worst(&converted.errors, args.report));
-    let _ = writeln!(
-        text,
-        "next      radpack validate {0} · radpack inspect {0} --weights",
-        out.display()
-    );
+    let _ = match &part {
+        None => writeln!(
+            text,
+            "next      radpack validate {0} · radpack inspect {0} --weights",
+            out.display()
+        ),
+        Some(part) => {
+            let (_, parts) = part.number();
+            writeln!(text, "next      radpack merge {0}.part-*-of-{parts} -o {0}", out.display())
+        }
+    };
     output.text(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn part_document(part: &PartPlan) -> PartDocument {
+    let (index, parts) = part.number();
+    PartDocument {
+        index,
+        parts,
+        file_bytes: part.layout.file_bytes(),
+        weights: part.weights,
+        source_bytes: part.source_bytes,
+    }
 }
 
 /// Whether a file is what the plan would write: sound by itself, and equal in all that the plan derives.
@@ -179,9 +211,10 @@ fn worst(errors: &[WeightError], show: usize) -> String {
     text
 }
 
-fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
+fn dry_run(args: &Convert, plan: &Plan, part: Option<&PartPlan>, output: &Output) -> Result<()> {
     if output.json() {
-        let document = document(plan, true, args.output.as_deref(), &BTreeMap::new());
+        let mut document = document(plan, true, args.output.as_deref(), &BTreeMap::new());
+        document.part = part.map(part_document);
         return output.document(&document);
     }
     let mut text = String::new();
@@ -260,6 +293,18 @@ fn dry_run(args: &Convert, plan: &Plan, output: &Output) -> Result<()> {
         size(planes),
         size(file.saturating_sub(planes))
     );
+    if let Some(part) = part {
+        let (index, parts) = part.number();
+        let _ = writeln!(
+            text,
+            "part      {}, {}\n          {} weights of {}, {} of source files to hash",
+            pipeline::part_path(&out, index, parts).display(),
+            size(part.layout.file_bytes()),
+            count(part.weights as u64),
+            size(part.source_bytes),
+            size(part.hashed_bytes)
+        );
+    }
     text.push_str("nothing was written\n");
     text.push('\n');
     text.push_str(&weights(plan));
@@ -477,6 +522,7 @@ fn document(
         digest: None,
         reused: 0,
         resumed: 0,
+        part: None,
         recipe: plan.recipe.name.clone(),
         recipe_sha256: plan.recipe.digest(),
         imatrix: plan.sources.imatrix.as_ref().map(|imatrix| ImatrixDocument {

@@ -19,14 +19,20 @@ use super::table::{Align, table};
 
 /// Opens a container, or says why it is none.
 pub fn open(path: &Path) -> Result<Artifact> {
-    Artifact::open(path).map_err(|error| match error {
+    let artifact = Artifact::open(path).map_err(|error| match error {
         OpenError::Io { .. } => Failure::plain(FailureKind::Failed, error.to_string()),
         OpenError::Refused { path, refused } => Failure::one(
             FailureKind::Invalid,
             format!("{path} is no valid .rad file"),
             Diagnostic::new("container", refused.to_string()),
         ),
-    })
+    })?;
+    let Some(number) = artifact.meta_text(names::PART_KEY) else { return Ok(artifact) };
+    let what = format!("it is part {number} of a conversion");
+    let problem = Diagnostic::new("container", what)
+        .help("radpack merge OUT.rad.part-* -o OUT.rad puts all parts together");
+    let headline = format!("{} is no whole .rad file", path.display());
+    Err(Failure::one(FailureKind::Usage, headline, problem))
 }
 
 /// Prints what was asked for.

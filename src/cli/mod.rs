@@ -15,6 +15,7 @@ mod extract;
 mod graphs;
 mod inspect;
 mod kv_blocks;
+mod merge;
 mod output;
 mod progress;
 mod recipes;
@@ -52,6 +53,7 @@ pub fn run() -> ExitCode {
 fn json_wanted(command: &Command) -> bool {
     match command {
         Command::Convert(a) => a.common.json,
+        Command::Merge(a) => a.json,
         Command::Validate(a) => a.common.json,
         Command::Inspect(a) => a.json,
         Command::Diff(a) => a.json,
@@ -69,6 +71,7 @@ fn json_wanted(command: &Command) -> bool {
 fn dispatch(command: &Command, output: &Output) -> Result<ExitCode> {
     match command {
         Command::Convert(args) => convert::run(args, output),
+        Command::Merge(args) => merge::run(args, output),
         Command::Validate(args) => validate::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Diff(args) => diff::run(args, output),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::convert::{Work, final_manifest, final_partition, run, weight_errors};
+use super::convert::{Work, final_manifest, final_partition, run, weight_errors, whole_digests};
 use super::{ConvertOptions, Plan, Progress, Request, Sources, plan};
 use crate::artifact::{Artifact, WeightView, Weights, digests, errors, layout as names, manifest};
 use crate::checkpoint::FileDigest;
@@ -74,7 +74,7 @@ pub fn compare(
         bytes: AtomicU64::new(0),
         progress: options.progress,
     };
-    let (sums, hashes) = run(plan, &work, &sink, options, (None, None))?;
+    let (sums, hashes) = run((plan, &|_| true), &work, &sink, options, (None, None))?;
     findings.extend(sink.findings());
     let bytes = sink.bytes.load(Ordering::Relaxed);
 
@@ -92,7 +92,8 @@ pub fn compare(
             })?;
             wholes.insert(job, digest);
         }
-        let table = final_partition(plan, &work, &wholes).map(|t| t.encode()).unwrap_or_default();
+        let wholes = whole_digests(plan, &work, &wholes);
+        let table = final_partition(plan, &wholes).map(|t| t.encode()).unwrap_or_default();
         findings.extend(opaque(artifact, names::PARTITION_ENTRY, &table));
     }
     findings.extend(files(plan, artifact, &hashes)?);

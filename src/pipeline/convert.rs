@@ -2,19 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::journal::{self, Journal, Kept, Recovered};
 use super::shards::Target;
-use super::{Plan, Progress, Reuse, disk};
+use super::{PartPlan, Plan, Progress, Reuse, disk};
 use crate::artifact::errors::WeightError;
+use crate::artifact::manifest::Manifest;
 use crate::artifact::partition::Partition;
-use crate::artifact::{Weights, Writer, digests, errors, layout as names, manifest, partial_path};
+use crate::artifact::{Weights, Writer, digests, errors, layout as names};
 use crate::checkpoint::{Checkpoint, FileDigest, Hashing};
-use crate::diag::{Diagnostic, Failure, FailureKind, Result, size};
+use crate::diag::{Diagnostic, Failure, FailureKind, Result};
 use crate::model::Weight;
 use crate::quantize::{EncodeError, ErrorSum, ExecuteError, Job, Sink, Workers, execute};
 use crate::recipe::Method;
@@ -75,17 +75,44 @@ pub fn convert_from(
     options: ConvertOptions<'_>,
     earlier: Earlier<'_>,
 ) -> Result<Converted> {
+    make(plan, None, out, options, earlier)
+}
+
+/// Writes one part of the planned file to `out`, for [`merge`](super::merge()).
+///
+/// # Errors
+/// As [`convert`].
+pub fn convert_part(
+    plan: &Plan,
+    part: &PartPlan,
+    out: &Path,
+    options: ConvertOptions<'_>,
+    earlier: Earlier<'_>,
+) -> Result<Converted> {
+    make(plan, Some(part), out, options, earlier)
+}
+
+/// The whole file, or one part.
+fn make(
+    plan: &Plan,
+    part: Option<&PartPlan>,
+    out: &Path,
+    options: ConvertOptions<'_>,
+    earlier: Earlier<'_>,
+) -> Result<Converted> {
     if plan.sources.headers_only() {
         let what = "only the headers of the weights were fetched, which is enough for a plan";
         return Err(Failure::plain(FailureKind::Failed, what));
     }
+    let layout = part.map_or(&plan.layout, |part| &part.layout);
     check_output(plan, out)?;
+    disk::check_room(out, layout.file_bytes())?;
     let (writer, found) = match earlier.partial {
-        true => Writer::resume(out, plan.layout.clone())?,
-        false => (Writer::create(out, plan.layout.clone())?, false),
+        true => Writer::resume(out, layout.clone())?,
+        false => (Writer::create(out, layout.clone())?, false),
     };
     let partial = writer.partial().to_owned();
-    write(plan, writer, found, options, earlier).map_err(|mut failure| {
+    write((plan, part), writer, found, options, earlier).map_err(|mut failure| {
         if earlier.partial {
             let stays = format!("{} stays: the same command goes on with it", partial.display());
             failure.closing = Some(stays);
@@ -96,23 +123,24 @@ pub fn convert_from(
 
 /// The conversion itself; `found` says that the writer goes on with a partial file.
 fn write(
-    plan: &Plan,
+    (plan, part): (&Plan, Option<&PartPlan>),
     writer: Writer,
     found: bool,
     options: ConvertOptions<'_>,
     earlier: Earlier<'_>,
 ) -> Result<Converted> {
-    let identity = journal::identity(plan);
+    let identity = part.map_or_else(|| journal::identity(plan), PartPlan::identity);
     let at = journal::path(writer.partial());
     let recovered = if found { Recovered::read(&at, identity) } else { None };
     let log = Journal::open(writer.partial(), identity, recovered.is_some(), earlier.partial)?;
     let stored = earlier.artifact.map(Reuse::stored).transpose()?;
-    let mut work = Work::of(plan)?;
+    let mut work = Work::of_part(plan, part)?;
+    let reads = |path: &str| part.is_none_or(|part| part.reads(path));
     let mut hashed = None;
     if recovered.is_some() || stored.is_some() {
         // Only the digests of the source files tell whether an older weight is this one.
         let pool = pool(options.threads)?;
-        let files = pool.install(|| hash(plan, options, options.cancelled, Some(&log)))?;
+        let files = pool.install(|| hash(plan, &reads, options, options.cancelled, Some(&log)))?;
         if let Some(recovered) = recovered {
             let kept = pool.install(|| recovered.usable(plan, &work, &writer, &files))?;
             work.keep(plan, kept, options.progress);
@@ -132,25 +160,45 @@ fn write(
         wholes: Mutex::new(BTreeMap::new()),
         progress: options.progress,
     };
-    let (sums, hashes) = run(plan, &work, &sink, options, (hashed, Some(&log)))?;
+    let (sums, files) = run((plan, &reads), &work, &sink, options, (hashed, Some(&log)))?;
     let known = sink.digests.into_inner().unwrap_or_else(PoisonError::into_inner);
     let wholes = sink.wholes.into_inner().unwrap_or_else(PoisonError::into_inner);
 
+    let (reused, resumed) = (work.errors.len(), work.kept.len());
     let errors = weight_errors(plan, &work, &sums);
-    write_side_files(plan, &writer, &hashes)?;
-    for (name, bytes) in plan.compiled.iter().flat_map(|c| &c.sections) {
-        write_opaque(&writer, name, bytes)?;
+    let made = Made { files, errors, wholes: whole_digests(plan, &work, &wholes) };
+    match part {
+        None => finish(plan, &writer, &made)?,
+        Some(part) => part.finish(plan, &writer, &made)?,
     }
-    write_opaque(&writer, names::ERRORS_ENTRY, &errors::encode(&errors))?;
-    if let Some(partition) = final_partition(plan, &work, &wholes) {
-        write_opaque(&writer, names::PARTITION_ENTRY, &partition.encode())?;
-    }
-    write_opaque(&writer, names::MANIFEST_ENTRY, &final_manifest(plan, &hashes).to_bytes())?;
     let digest = digests::seal(&writer, &known)?;
+    let file_bytes = writer.layout().file_bytes();
     let path = writer.finish()?;
     log.finish();
-    let (reused, resumed) = (work.errors.len(), work.kept.len());
-    Ok(Converted { path, file_bytes: plan.layout.file_bytes(), digest, errors, reused, resumed })
+    Ok(Converted { path, file_bytes, digest, errors: made.errors, reused, resumed })
+}
+
+/// What is known when all weights are encoded.
+pub(super) struct Made {
+    /// Digests of the source files that were read.
+    pub files: Vec<FileDigest>,
+    /// Errors of the quantized weights, in directory order.
+    pub errors: Vec<WeightError>,
+    /// Digests of the whole weights.
+    pub wholes: BTreeMap<String, [u8; 32]>,
+}
+
+/// Writes all entries of the whole file that are no weights.
+fn finish(plan: &Plan, writer: &Writer, made: &Made) -> Result<()> {
+    write_side_files(plan, writer, &made.files)?;
+    for (name, bytes) in plan.compiled.iter().flat_map(|c| &c.sections) {
+        write_opaque(writer, name, bytes)?;
+    }
+    write_opaque(writer, names::ERRORS_ENTRY, &errors::encode(&made.errors))?;
+    if let Some(partition) = final_partition(plan, &made.wholes) {
+        write_opaque(writer, names::PARTITION_ENTRY, &partition.encode())?;
+    }
+    write_opaque(writer, names::MANIFEST_ENTRY, &final_manifest(plan, &made.files).to_bytes())
 }
 
 /// The stored weights in container order, as work for the executor.
@@ -173,6 +221,12 @@ impl<'a> Work<'a> {
     /// # Errors
     /// A weight that the checkpoint cannot assemble: a fault of the plan.
     pub fn of(plan: &'a Plan) -> Result<Work<'a>> {
+        Work::of_part(plan, None)
+    }
+
+    /// The work of one part of a plan, or of all of it.
+    fn of_part(plan: &'a Plan, part: Option<&PartPlan>) -> Result<Work<'a>> {
+        let layout = part.map_or(&plan.layout, |part| &part.layout);
         let mut work = Work {
             weights: Vec::new(),
             targets: Vec::new(),
@@ -180,11 +234,13 @@ impl<'a> Work<'a> {
             errors: BTreeMap::new(),
             kept: BTreeMap::new(),
         };
-        for (assigned, weight) in plan.assignment.stored(&plan.table) {
+        let makes = |weight: usize| part.is_none_or(|part| part.makes(weight));
+        let stored = plan.assignment.stored(&plan.table);
+        for (assigned, weight) in stored.filter(|(assigned, _)| makes(assigned.weight)) {
             let source = plan.sources.source(weight).map_err(|e| {
                 Failure::plain(FailureKind::Failed, format!("cannot read {}: {e}", weight.name))
             })?;
-            let target = Target::of(plan, &weight.name).ok_or_else(|| {
+            let target = Target::of(plan, layout, &weight.name).ok_or_else(|| {
                 let what = format!("the layout has no entry for {}", weight.name);
                 Failure::plain(FailureKind::Failed, what)
             })?;
@@ -222,9 +278,7 @@ impl<'a> Work<'a> {
         self.targets.retain(|_| stays.next() == Some(&true));
         self.weights.retain(stay);
         for weight in kept.keys().filter_map(|index| plan.table.weights.get(*index)) {
-            let bits =
-                weight.shape.elements().unwrap_or(0).saturating_mul(weight.dtype.bits().into());
-            progress.encoded(weight.stored.as_ref().map_or(bits.div_ceil(8), |s| s.bytes));
+            progress.encoded(weight.source_bytes().unwrap_or(0));
         }
         self.kept = kept;
     }
@@ -277,14 +331,15 @@ fn pool(threads: usize) -> Result<rayon::ThreadPool> {
         .map_err(|e| Failure::plain(FailureKind::Failed, format!("cannot start threads: {e}")))
 }
 
-/// Sha256 of every source file; `abandon` stops it.
+/// Sha256 of every wanted source file; `abandon` stops it.
 fn hash(
     plan: &Plan,
+    wanted: &(dyn Fn(&str) -> bool + Sync),
     options: ConvertOptions<'_>,
     abandon: &AtomicBool,
     log: Option<&Journal>,
 ) -> Result<Vec<FileDigest>> {
-    plan.sources.hash_files(abandon, &Watched { options, abandon, log })
+    plan.sources.hash_files(wanted, abandon, &Watched { options, abandon, log })
 }
 
 /// Passes on how far hashing is, and stops it when the run is cancelled.
@@ -309,9 +364,10 @@ impl Hashing for Watched<'_> {
     }
 }
 
-/// Encodes every weight and, at the same time, hashes every source file that was not `hashed` before.
+/// Encodes every weight and, at the same time, hashes every source file that the run `reads`, unless they were `hashed`
+/// before.
 pub(super) fn run(
-    plan: &Plan,
+    (plan, reads): (&Plan, &(dyn Fn(&str) -> bool + Sync)),
     work: &Work<'_>,
     sink: &dyn Sink,
     options: ConvertOptions<'_>,
@@ -324,7 +380,7 @@ pub(super) fn run(
     let (encoded, hashed) = std::thread::scope(|scope| {
         let hashing = scope.spawn(|| match hashed {
             Some(files) => Ok(files),
-            None => pool.install(|| hash(plan, options, &abandon, log)),
+            None => pool.install(|| hash(plan, reads, options, &abandon, log)),
         });
         let encoded = execute(&work.jobs, workers, sink);
         if encoded.is_err() {
@@ -392,36 +448,7 @@ fn check_output(plan: &Plan, out: &Path) -> Result<()> {
             problem,
         ));
     }
-    let folder = match out.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    if !folder.is_dir() {
-        let problem =
-            Diagnostic::new("output", format!("the folder {} does not exist", folder.display()))
-                .help(format!("mkdir -p {}", folder.display()));
-        return Err(Failure::one(FailureKind::Usage, "there is no place for the output", problem));
-    }
-    let need = plan.layout.file_bytes();
-    // What an earlier run left there is used or replaced.
-    let taken = std::fs::metadata(partial_path(out)).map_or(0, |m| m.blocks().saturating_mul(512));
-    match disk::free_bytes(folder).map(|free| free.saturating_add(taken)) {
-        Some(free) if free < need => {
-            let problem = Diagnostic::new(
-                "output",
-                format!(
-                    "{} needs {} ({need} bytes), {} has {} free ({free} bytes)",
-                    out.display(),
-                    size(need),
-                    folder.display(),
-                    size(free)
-                ),
-            )
-            .help("free space there, or write to another file system");
-            Err(Failure::one(FailureKind::Failed, "the disk is too full for the output", problem))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Errors of the quantized weights, in directory order.
@@ -438,19 +465,18 @@ pub(super) fn weight_errors(plan: &Plan, work: &Work<'_>, sums: &[ErrorSum]) -> 
     };
     let mut all: BTreeMap<usize, WeightError> = sums.iter().enumerate().filter_map(made).collect();
     all.extend(work.kept.iter().map(|(index, kept)| (*index, kept.error.clone())));
-    let stored = plan.assignment.stored(&plan.table);
-    let quantized = stored.filter(|(assigned, _)| *assigned.method != Method::Keep);
+    let quantized = plan.assignment.quantized(&plan.table);
     quantized.filter_map(|(assigned, _)| all.remove(&assigned.weight)).collect()
 }
 
-fn write_opaque(writer: &Writer, name: &str, bytes: &[u8]) -> Result<()> {
+pub(super) fn write_opaque(writer: &Writer, name: &str, bytes: &[u8]) -> Result<()> {
     let entry = writer.layout().entry(name).ok_or_else(|| {
         Failure::plain(FailureKind::Failed, format!("the layout has no entry {name}"))
     })?;
     writer.write(entry, 0, 0, bytes)
 }
 
-fn write_side_files(plan: &Plan, writer: &Writer, hashes: &[FileDigest]) -> Result<()> {
+pub(super) fn write_side_files(plan: &Plan, writer: &Writer, hashes: &[FileDigest]) -> Result<()> {
     for file in &plan.sources.side_files() {
         let bytes = plan.sources.read_side_file(file)?;
         let hashed = hashes.iter().find(|h| h.path == file.path).map(|h| h.sha256);
@@ -465,40 +491,33 @@ fn write_side_files(plan: &Plan, writer: &Writer, hashes: &[FileDigest]) -> Resu
     Ok(())
 }
 
-/// The planned table of who holds what with the digests of the whole weights, by job.
-pub(super) fn final_partition(
+/// Digests of whole weights by name, from those by job and those of weights that were there already.
+pub(super) fn whole_digests(
     plan: &Plan,
     work: &Work<'_>,
     wholes: &BTreeMap<usize, [u8; 32]>,
+) -> BTreeMap<String, [u8; 32]> {
+    let made = wholes
+        .iter()
+        .filter_map(|(job, digest)| Some((work.weight(plan, *job)?.name.clone(), *digest)));
+    let kept = work.kept.values().map(|kept| (kept.error.weight.clone(), kept.whole));
+    made.chain(kept).collect()
+}
+
+/// The planned table of who holds what with the digests of the whole weights.
+pub(super) fn final_partition(
+    plan: &Plan,
+    wholes: &BTreeMap<String, [u8; 32]>,
 ) -> Option<Partition> {
     let mut out = plan.partition.clone()?;
-    let mut named: BTreeMap<&str, [u8; 32]> = wholes
-        .iter()
-        .filter_map(|(job, digest)| Some((work.weight(plan, *job)?.name.as_str(), *digest)))
-        .collect();
-    named.extend(work.kept.values().map(|kept| (kept.error.weight.as_str(), kept.whole)));
-    for row in &mut out.weights {
-        if let Some(digest) = named.get(row.name.as_str()) {
-            row.sha256 = *digest;
-        }
-    }
+    out.set_digests(&wholes.iter().map(|(name, digest)| (name.as_str(), *digest)).collect());
     Some(out)
 }
 
 /// The planned manifest with the digests of the files.
-pub(super) fn final_manifest(plan: &Plan, hashes: &[FileDigest]) -> manifest::Manifest {
-    let by_path: BTreeMap<&str, [u8; 32]> =
-        hashes.iter().map(|h| (h.path.as_str(), h.sha256)).collect();
+pub(super) fn final_manifest(plan: &Plan, hashes: &[FileDigest]) -> Manifest {
     let mut out = plan.manifest.clone();
-    let source = out.source.files.iter_mut().map(|f| (&f.path, &mut f.sha256));
-    let side = out.files.iter_mut().map(|f| (&f.path, &mut f.sha256));
-    for (path, digest) in source.chain(side) {
-        if let Some(found) = by_path.get(path.as_str()) {
-            *digest = manifest::Sha256Hex(*found);
-        } else if let Some(made) = plan.sources.main.made_file(path) {
-            *digest = manifest::Sha256Hex(digests::sha256([made]));
-        }
-    }
+    out.set_digests(&plan.file_digests(hashes));
     out
 }
 

@@ -1,8 +1,48 @@
-//! Free space of a file system.
+//! Free space of a file system, and whether an output has room.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use crate::artifact::partial_path;
+use crate::diag::{Diagnostic, Failure, FailureKind, Result, size};
+
+/// Checks that the folder of `out` exists and has room for `need` bytes.
+///
+/// # Errors
+/// Usage (2): no such folder. Failed (1): too little space.
+pub(super) fn check_room(out: &Path, need: u64) -> Result<()> {
+    let folder = match out.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        let problem =
+            Diagnostic::new("output", format!("the folder {} does not exist", folder.display()))
+                .help(format!("mkdir -p {}", folder.display()));
+        return Err(Failure::one(FailureKind::Usage, "there is no place for the output", problem));
+    }
+    // What an earlier run left there is used or replaced.
+    let taken = std::fs::metadata(partial_path(out)).map_or(0, |m| m.blocks().saturating_mul(512));
+    match free_bytes(folder).map(|free| free.saturating_add(taken)) {
+        Some(free) if free < need => {
+            let problem = Diagnostic::new(
+                "output",
+                format!(
+                    "{} needs {} ({need} bytes), {} has {} free ({free} bytes)",
+                    out.display(),
+                    size(need),
+                    folder.display(),
+                    size(free)
+                ),
+            )
+            .help("free space there, or write to another file system");
+            Err(Failure::one(FailureKind::Failed, "the disk is too full for the output", problem))
+        }
+        _ => Ok(()),
+    }
+}
 
 /// Bytes that an ordinary user can still write to the file system that holds `folder`; `None` when the system does
 /// not tell.

@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize};
 use super::convert::Work;
 use super::{IMATRIX_FILE, Plan};
 use crate::artifact::errors::WeightError;
-use crate::artifact::manifest::Sha256Hex;
-use crate::artifact::{Writer, digests};
+use crate::artifact::manifest::{Manifest, Sha256Hex};
+use crate::artifact::partition::Partition;
+use crate::artifact::{Layout, Writer, digests};
 use crate::checkpoint::FileDigest;
 use crate::diag::{Failure, Result};
 use crate::quantize::{Encoder, ErrorSum};
@@ -80,10 +81,18 @@ pub(super) struct Recovered {
 
 /// What a plan writes, except for digests: two plans of one identity write one file from the same source.
 pub(super) fn identity(plan: &Plan) -> [u8; 32] {
-    let manifest = plan.manifest.placeholder().to_bytes();
-    let partition = plan.partition.as_ref().map(|p| p.encode()).unwrap_or_default();
-    let tables: &[u8] = plan.layout.tables();
-    digests::sha256([tables, &manifest, &partition])
+    identity_of(&plan.layout, &plan.manifest, plan.partition.as_ref())
+}
+
+/// [`identity`] of a file's tables, manifest and table of devices, whatever digests the last two hold.
+pub(super) fn identity_of(
+    layout: &Layout,
+    manifest: &Manifest,
+    partition: Option<&Partition>,
+) -> [u8; 32] {
+    let manifest = manifest.placeholder().to_bytes();
+    let partition = partition.map(|p| p.placeholder().encode()).unwrap_or_default();
+    digests::sha256([layout.tables(), &manifest, &partition])
 }
 
 /// The journal of a partial file.

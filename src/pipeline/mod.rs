@@ -3,6 +3,7 @@
 //! ```text
 //! Checkpoint::open ─┐  (Sources: with a draft model, two)
 //! Recipe::parse ────┴─ plan ─┬─ convert ─ OUT.rad
+//!                            ├─ PartPlan ─ convert_part ─ OUT.rad.part-I-of-N ┐ merge ─ OUT.rad
 //!                            └─ compare ─ findings
 //! Subject ─ outline (per recipe): placement, programs and sizes alone, for estimates
 //! ```
@@ -12,7 +13,9 @@ mod convert;
 mod disk;
 mod imatrix;
 mod journal;
+mod merge;
 mod outline;
+mod part;
 mod plan;
 mod programs;
 mod reuse;
@@ -21,10 +24,12 @@ mod shards;
 mod sources;
 
 pub use compare::{Comparison, compare, plan_of};
-pub use convert::{ConvertOptions, Converted, Earlier, convert, convert_from};
+pub use convert::{ConvertOptions, Converted, Earlier, convert, convert_from, convert_part};
 pub use disk::free_bytes;
 pub use imatrix::{Entry as ImportanceEntry, IMATRIX_FILE, Imatrix, Importances};
+pub use merge::{Merged, merge};
 pub use outline::{Outline, Subject};
+pub use part::{PartPlan, part_path};
 pub use plan::{Plan, Request, plan};
 pub use programs::{Compiled, check as check_programs};
 pub use reuse::Reuse;

@@ -13,7 +13,7 @@ use crate::artifact::partition::Partition;
 use crate::artifact::{
     self, Contents, EntrySpec, Layout, digests, errors, layout as names, manifest, metadata,
 };
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, FileDigest};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
 use crate::model::{self, ModelSpec, Part, Weight, WeightTable};
 use crate::partition::{self, Models, Placement};
@@ -57,6 +57,8 @@ pub struct Plan {
     pub manifest: Manifest,
     /// The table of who holds what, digests still zero; none for one device.
     pub partition: Option<Partition>,
+    /// What the file holds.
+    pub contents: Contents,
     /// Where everything will lie.
     pub layout: Layout,
     /// What looks odd and stops nothing.
@@ -92,7 +94,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
     }
     let stored = assignment.stored(&table).map(|(_, w)| w.name.as_str());
     let partition = shards::table(&placement, stored);
-    let contents = Parts {
+    let made_from = MadeFrom {
         sources: &sources,
         recipe: &recipe,
         spec: spec.as_ref(),
@@ -103,8 +105,9 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         partition: partition.as_ref(),
         compiled: compiled.as_ref(),
     };
-    let manifest = contents.manifest();
-    let layout = Layout::plan(&contents.contents(&manifest)?)?;
+    let manifest = made_from.manifest();
+    let contents = made_from.contents(&manifest)?;
+    let layout = Layout::plan(&contents)?;
     Ok(Plan {
         sources,
         recipe,
@@ -117,9 +120,35 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         compiled,
         manifest,
         partition,
+        contents,
         layout,
         warnings,
     })
+}
+
+impl Plan {
+    /// Positions in the directory of the entries that a weight is stored as, piece by piece; empty for a weight that is
+    /// not stored.
+    pub(super) fn entries_of(&self, weight: &str) -> Vec<usize> {
+        let pieces = self.placement.weight(weight).map(|p| p.shards()).unwrap_or_default();
+        if pieces.is_empty() {
+            return self.layout.entry(weight).into_iter().collect();
+        }
+        pieces.iter().filter_map(|shard| self.layout.entry(&shard.name(weight))).collect()
+    }
+
+    /// Digests of the files that the manifest lists, by path: those that were hashed, and those that are made of a file of
+    /// the source.
+    pub(super) fn file_digests<'a>(
+        &'a self,
+        hashed: &'a [FileDigest],
+    ) -> BTreeMap<&'a str, [u8; 32]> {
+        let side = self.manifest.files.iter().map(|f| f.path.as_str());
+        let listed = self.manifest.source.files.iter().map(|f| f.path.as_str()).chain(side);
+        let made = listed
+            .filter_map(|path| Some((path, digests::sha256([self.sources.main.made_file(path)?]))));
+        made.chain(hashed.iter().map(|h| (h.path.as_str(), h.sha256))).collect()
+    }
 }
 
 /// The weights over the recipe's devices.
@@ -299,7 +328,7 @@ fn rows_too_long<'a>(
 }
 
 /// What the contents of the file are made from.
-struct Parts<'a> {
+struct MadeFrom<'a> {
     sources: &'a Sources,
     recipe: &'a Recipe,
     spec: Option<&'a ModelSpec>,
@@ -311,7 +340,7 @@ struct Parts<'a> {
     importances: &'a Importances,
 }
 
-impl Parts<'_> {
+impl MadeFrom<'_> {
     fn contents(&self, manifest: &Manifest) -> Result<Contents> {
         let absent = Value::Object(serde_json::Map::new());
         let value = |file: Option<&crate::checkpoint::JsonFile>| file.map(|f| f.value.clone());
@@ -354,7 +383,7 @@ impl Parts<'_> {
             names::MANIFEST_ENTRY,
             manifest.placeholder().to_bytes().len() as u64,
         ));
-        let quantized = self.quantized().map(|w| w.name.as_str());
+        let quantized = self.assignment.quantized(self.table).map(|(_, w)| w.name.as_str());
         entries.push(EntrySpec::opaque(names::ERRORS_ENTRY, errors::encoded_len(quantized)));
         if let Some(partition) = self.partition {
             let bytes = partition.encode().len() as u64;
@@ -386,12 +415,6 @@ impl Parts<'_> {
             vocab: None,
             profile: Vec::new(),
         })
-    }
-
-    /// Stored weights that a quantizer makes, in the assignment's order.
-    fn quantized(&self) -> impl Iterator<Item = &Weight> {
-        let made = |a: &&Assigned| a.stored() && *a.method != Method::Keep;
-        self.assignment.weights.iter().filter(made).filter_map(|a| self.table.weights.get(a.weight))
     }
 
     fn manifest(&self) -> Manifest {

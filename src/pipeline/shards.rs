@@ -8,7 +8,7 @@ use std::io;
 use super::Plan;
 use crate::artifact::manifest::DeviceSummary;
 use crate::artifact::partition::{CutKind, Partition, PartitionRow, piece_name};
-use crate::artifact::{EntrySpec, Pieces, Writer, digests};
+use crate::artifact::{EntrySpec, Layout, Pieces, Writer, digests};
 use crate::partition::{Cut, PlacedWeight, Placement};
 use crate::tensor::{Axis, Slice};
 
@@ -95,13 +95,13 @@ pub(super) struct Target {
 
 impl Target {
     /// The target of a stored weight; `None` when the layout does not have it.
-    pub(super) fn of(plan: &Plan, name: &str) -> Option<Target> {
+    pub(super) fn of(plan: &Plan, layout: &Layout, name: &str) -> Option<Target> {
         let placed = plan.placement.weight(name)?;
         let shards = placed.shards();
         if shards.is_empty() {
-            return Some(Target { entries: vec![plan.layout.entry(name)?], pieces: None });
+            return Some(Target { entries: vec![layout.entry(name)?], pieces: None });
         }
-        let entry = |i: usize| plan.layout.entry(&piece_name(name, i, shards.len()));
+        let entry = |i: usize| layout.entry(&piece_name(name, i, shards.len()));
         let slices: Vec<Slice> = shards.iter().map(|s| s.slice).collect();
         Some(Target {
             entries: (0..shards.len()).map(entry).collect::<Option<_>>()?,

@@ -146,18 +146,21 @@ impl Sources {
         }
     }
 
-    /// Sha256 of every file of [`Sources::files`], in the same order.
+    /// Sha256 of the wanted files of [`Sources::files`], in the same order; importances are always among them, since their
+    /// digest is known.
     ///
     /// # Errors
     /// As [`Checkpoint::hash_files`].
     pub fn hash_files(
         &self,
+        wanted: &dyn Fn(&str) -> bool,
         cancel: &AtomicBool,
         progress: &dyn Hashing,
     ) -> Result<Vec<FileDigest>> {
-        let mut all = self.main.hash_files(cancel, progress)?;
+        let mut all = self.main.hash_some(wanted, cancel, progress)?;
         if let Some(draft) = &self.draft {
-            let digests = draft.hash_files(cancel, &InDraftFolder(progress))?;
+            let in_folder = |path: &str| wanted(&format!("{DRAFT_FOLDER}{path}"));
+            let digests = draft.hash_some(&in_folder, cancel, &InDraftFolder(progress))?;
             all.extend(digests.iter().map(in_draft_folder));
         }
         if let Some(imatrix) = &self.imatrix {

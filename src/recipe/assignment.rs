@@ -141,4 +141,12 @@ impl Assignment {
             .filter(|a| a.stored())
             .filter_map(|a| table.weights.get(a.weight).map(|w| (a, w)))
     }
+
+    /// The stored weights that a quantizer or a cast makes: those with an error.
+    pub fn quantized<'t>(
+        &'t self,
+        table: &'t WeightTable,
+    ) -> impl Iterator<Item = (&'t Assigned, &'t Weight)> {
+        self.stored(table).filter(|(assigned, _)| *assigned.method != Method::Keep)
+    }
 }

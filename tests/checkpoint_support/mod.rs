@@ -1,6 +1,7 @@
 //! Builders of checkpoint files for the tests of `radpack::checkpoint`.
 #![allow(dead_code)] // each test binary uses its own part
 
+pub mod large;
 pub mod quantized;
 
 use std::fmt::Write as _;
