@@ -402,10 +402,7 @@ fn a_picture_in_a_file_is_answered_as_its_patches_are() {
     let text =
         fs::read_to_string(&other).expect("reads").replace("\"resample\": 2", "\"resample\": 3");
     fs::write(&other, text).expect("writes");
-    succeeds(
-        tmp.path(),
-        &["convert", "model", "--recipe", "recipe.toml", "-o", "m.rad", "--force"],
-    );
+    succeeds(tmp.path(), &["convert", "model", "--recipe", "recipe.toml", "-o", "m.rad"]);
     refused(&["--image", rgb], "resample is 3; pictures are resized bilinearly");
 }
 
