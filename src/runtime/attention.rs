@@ -267,7 +267,7 @@ pub(super) fn windowed(q: &Value, from: &Rings<'_>, scoring: Scoring) -> Result<
 }
 
 /// Rows of queries whose scores are held at once: a picture may have thousands of patches.
-const DENSE_ROWS: usize = 256;
+const DENSE_ROWS: usize = 1024;
 
 /// [`Op::DenseAttention`](crate::graph::Op::DenseAttention).
 pub(super) fn dense(
