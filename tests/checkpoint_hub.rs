@@ -2,250 +2,22 @@
 #![cfg(feature = "hub")]
 
 mod checkpoint_support;
+mod hub_support;
 mod published_support;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use assert_cmd::Command;
 use checkpoint_support::{SHARDS, counting, file};
+use hub_support::{
+    Answer, Body, COMMIT, MockHub, Ranges, answers, environment, hub_of, open, open_as, repository,
+    run,
+};
 use radpack::checkpoint::{Checkpoint, Extent, HubEnvironment, OpenOptions, Transfer};
-use radpack::diag::{Failure, FailureKind};
-
-const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-/// What the hub answers for one path.
-#[derive(Clone)]
-struct Answer {
-    status: &'static str,
-    headers: Vec<(&'static str, String)>,
-    body: Body,
-    ranges: Ranges,
-}
-
-/// Where a body's bytes are.
-#[derive(Clone)]
-enum Body {
-    Bytes(Vec<u8>),
-    /// A file that may be far larger than memory.
-    File(PathBuf),
-}
-
-impl Body {
-    fn len(&self) -> u64 {
-        match self {
-            Body::Bytes(bytes) => bytes.len() as u64,
-            Body::File(path) => std::fs::metadata(path).expect("a file").len(),
-        }
-    }
-
-    fn send(&self, stream: &mut impl Write, from: u64, bytes: u64) -> std::io::Result<u64> {
-        match self {
-            Body::Bytes(all) => {
-                let part = &all[from as usize..(from + bytes) as usize];
-                stream.write_all(part).map(|()| bytes)
-            }
-            Body::File(path) => {
-                let mut file = std::fs::File::open(path)?;
-                file.seek(SeekFrom::Start(from))?;
-                std::io::copy(&mut file.take(bytes), stream)
-            }
-        }
-    }
-}
-
-/// What becomes of requests for a part.
-#[derive(Clone, Copy, PartialEq)]
-enum Ranges {
-    /// 206 with the part.
-    Served,
-    /// 200 with everything.
-    Ignored,
-    /// 206 with one byte less.
-    Short,
-}
-
-impl Answer {
-    fn json(value: &serde_json::Value) -> Answer {
-        Answer {
-            status: "200 OK",
-            headers: vec![("Content-Type", "application/json".into())],
-            body: Body::Bytes(value.to_string().into_bytes()),
-            ranges: Ranges::Served,
-        }
-    }
-
-    fn file(number: usize, body: Body) -> Answer {
-        let etag = format!("\"{number:040x}\"");
-        let headers = vec![("ETag", etag), ("X-Repo-Commit", COMMIT.into())];
-        Answer { status: "200 OK", headers, body, ranges: Ranges::Served }
-    }
-
-    fn error(status: &'static str, code: &str, message: &str) -> Answer {
-        Answer {
-            status,
-            headers: vec![("X-Error-Code", code.into()), ("X-Error-Message", message.into())],
-            body: Body::Bytes(Vec::new()),
-            ranges: Ranges::Served,
-        }
-    }
-}
-
-/// A hub that answers from a table and keeps a log of `METHOD PATH` and tokens.
-struct MockHub {
-    address: String,
-    log: Arc<Mutex<Vec<String>>>,
-    /// Bytes of bodies that were sent.
-    sent: Arc<AtomicU64>,
-}
-
-impl MockHub {
-    fn start(answers: BTreeMap<String, Answer>) -> MockHub {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = format!("http://{}", listener.local_addr().expect("an address"));
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let shared = Arc::clone(&log);
-        let sent = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&sent);
-        // The thread ends with the test's process.
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (answers, log) = (answers.clone(), Arc::clone(&shared));
-                let counter = Arc::clone(&counter);
-                std::thread::spawn(move || serve(&stream, &answers, &log, &counter));
-            }
-        });
-        MockHub { address, log, sent }
-    }
-
-    fn log(&self) -> Vec<String> {
-        self.log.lock().expect("lock").clone()
-    }
-
-    /// The files fetched, sorted, without repeats.
-    fn fetched(&self) -> Vec<String> {
-        let prefix = format!("GET /org/tiny/resolve/{COMMIT}/");
-        let mut files: Vec<String> =
-            self.log().iter().filter_map(|l| l.strip_prefix(&prefix).map(str::to_owned)).collect();
-        files.sort();
-        files.dedup();
-        files
-    }
-}
-
-fn serve(
-    stream: &TcpStream,
-    answers: &BTreeMap<String, Answer>,
-    log: &Mutex<Vec<String>>,
-    sent: &AtomicU64,
-) {
-    let mut reader = BufReader::new(stream);
-    let mut line = String::new();
-    if reader.read_line(&mut line).is_err() {
-        return;
-    }
-    let mut words = line.split_whitespace();
-    let (method, target) =
-        (words.next().unwrap_or("").to_owned(), words.next().unwrap_or("").to_owned());
-    let path = target.split('?').next().unwrap_or("").to_owned();
-    log.lock().expect("lock").push(format!("{method} {path}"));
-    let mut range = None;
-    loop {
-        let mut header = String::new();
-        if reader.read_line(&mut header).is_err() || header.trim().is_empty() {
-            break;
-        }
-        if let Some(token) = header.to_ascii_lowercase().strip_prefix("authorization:") {
-            log.lock().expect("lock").push(format!("token {}", token.trim()));
-        }
-        if let Some(asked) = header.to_ascii_lowercase().strip_prefix("range: bytes=") {
-            let (from, last) = asked.trim().split_once('-').expect("a range");
-            let number = |text: &str| text.parse::<u64>().expect("a number");
-            range = Some(number(from)..number(last) + 1);
-        }
-    }
-    let missing = Answer::error("404 Not Found", "EntryNotFound", "Entry not found");
-    let answer = answers.get(&path).unwrap_or(&missing);
-    let all = answer.body.len();
-    let (status, part) = match range.filter(|_| answer.ranges != Ranges::Ignored) {
-        Some(range) => ("206 Partial Content", range.start..range.end.min(all)),
-        None => (answer.status, 0..all),
-    };
-    let short = status.starts_with("206") && answer.ranges == Ranges::Short;
-    let bytes = part.end - part.start - u64::from(short);
-    let mut head = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {bytes}\r\n");
-    for (name, value) in &answer.headers {
-        head.push_str(&format!("{name}: {value}\r\n"));
-    }
-    head.push_str("\r\n");
-    let mut stream = stream;
-    let _ = stream.write_all(head.as_bytes());
-    if method != "HEAD" {
-        let done = answer.body.send(&mut stream, part.start, bytes).unwrap_or(0);
-        sent.fetch_add(done, Ordering::Relaxed);
-    }
-}
-
-/// The files of `org/tiny`: two shards with an index, configs, and things that a conversion does not need.
-fn repository() -> BTreeMap<&'static str, Vec<u8>> {
-    let index = serde_json::json!({"weight_map": {"a": SHARDS[0], "b": SHARDS[1]}});
-    BTreeMap::from([
-        ("config.json", br#"{"model_type": "llama"}"#.to_vec()),
-        ("tokenizer.json", br#"{"model": {"vocab": {"x": 0}}}"#.to_vec()),
-        ("LICENSE", b"free".to_vec()),
-        ("additional_chat_templates/rag.jinja", b"{{ x }}".to_vec()),
-        (SHARDS[0], file(&[counting("a", &[2], 1)])),
-        (SHARDS[1], file(&[counting("b", &[2], 5)])),
-        ("model.safetensors.index.json", index.to_string().into_bytes()),
-        ("consolidated.safetensors", file(&[counting("z", &[2], 9)])),
-        ("pytorch_model.bin", b"pickle".to_vec()),
-        ("banner.png", b"png".to_vec()),
-        (".gitattributes", b"* lfs".to_vec()),
-        ("onnx/model.onnx", b"onnx".to_vec()),
-        ("original/params.json", b"{}".to_vec()),
-    ])
-}
-
-fn answers(files: &BTreeMap<&'static str, Vec<u8>>) -> BTreeMap<String, Answer> {
-    let mut table = BTreeMap::new();
-    let info = Answer::json(&serde_json::json!({"id": "org/tiny", "sha": COMMIT}));
-    for revision in ["main", "v1", COMMIT] {
-        table.insert(format!("/api/models/org/tiny/revision/{revision}"), info.clone());
-    }
-    let tree: Vec<serde_json::Value> = files
-        .iter()
-        .map(|(path, bytes)| serde_json::json!({"type": "file", "oid": "0", "size": bytes.len(), "path": path}))
-        .collect();
-    table.insert(format!("/api/models/org/tiny/tree/{COMMIT}"), Answer::json(&tree.into()));
-    for (i, (path, bytes)) in files.iter().enumerate() {
-        table.insert(
-            format!("/org/tiny/resolve/{COMMIT}/{path}"),
-            Answer::file(i, Body::Bytes(bytes.clone())),
-        );
-    }
-    table
-}
-
-fn environment(hub: &MockHub, cache: &Path) -> HubEnvironment {
-    HubEnvironment {
-        endpoint: Some(hub.address.clone()),
-        cache: cache.to_path_buf(),
-        token: Some("hf_test".into()),
-        offline: false,
-    }
-}
-
-fn open(id: &str, hub: HubEnvironment) -> Result<Checkpoint, Failure> {
-    open_as(id, hub, Extent::Everything)
-}
-
-fn open_as(id: &str, hub: HubEnvironment, extent: Extent) -> Result<Checkpoint, Failure> {
-    Checkpoint::open(Path::new(id), &OpenOptions { hub: Some(hub), extent, on_transfer: None })
-}
+use radpack::diag::FailureKind;
 
 #[test]
 fn a_model_is_fetched_with_what_a_conversion_needs_and_opened() {
@@ -278,9 +50,17 @@ fn a_model_is_fetched_with_what_a_conversion_needs_and_opened() {
     let files: Vec<&str> = checkpoint.files().iter().map(|f| f.path.as_str()).collect();
     assert_eq!(files, needed);
     assert!(hub.log().contains(&"token bearer hf_test".to_owned()));
-    let shard =
-        told.lock().expect("lock").iter().filter(|t| t.file == SHARDS[0]).map(|t| t.done).max();
-    assert_eq!(shard, Some(file(&[counting("a", &[2], 1)]).len() as u64));
+    let shard = file(&[counting("a", &[2], 1)]).len() as u64;
+    let told = told.lock().expect("lock");
+    let ended = |event: &&Transfer| matches!(event, Transfer::Bytes { file, done, of, .. } if file == SHARDS[0] && (*done, *of) == (shard, shard));
+    assert_eq!(told.iter().filter(ended).count(), 1);
+    // One download; the index, which says what is needed, was there by then.
+    let begun = |event: &Transfer| match event {
+        Transfer::Begun { model, files, .. } => Some((model.clone(), *files)),
+        _ => None,
+    };
+    let begun: Vec<_> = told.iter().filter_map(begun).collect();
+    assert_eq!(begun, [("org/tiny".to_owned(), needed.len() - 1)]);
 
     // The second time nothing is fetched again.
     let before = hub.fetched().len();
@@ -407,10 +187,16 @@ fn a_file_of_the_wrong_length_is_told_and_fetched_again_next_time() {
     let cache = tempfile::tempdir().expect("a folder");
     let failure = open("org/tiny", environment(&hub, cache.path())).expect_err("wrong length");
     assert_eq!(failure.headline, "org/tiny did not arrive whole");
-    assert_eq!(failure.problems[0].message, "LICENSE: 21 of 4 bytes arrived");
+    assert_eq!(
+        failure.problems[0].message,
+        "LICENSE: more than the 4 bytes came that the hub lists"
+    );
     let sound = MockHub::start(answers(&files));
     open("org/tiny", environment(&sound, cache.path())).unwrap_or_else(|f| panic!("{f}"));
-    assert_eq!(sound.fetched(), ["LICENSE"]);
+    // What was there is not fetched again, and nothing was taken for the file.
+    assert!(sound.fetched().contains(&"LICENSE".to_owned()), "{:?}", sound.fetched());
+    let licence = cache.path().join(format!("models--org--tiny/snapshots/{COMMIT}/LICENSE"));
+    assert_eq!(std::fs::read(licence).expect("fetched"), b"free");
 }
 
 #[test]
@@ -447,40 +233,6 @@ fn a_hub_that_names_paths_outside_the_cache_is_not_followed() {
     assert!(failure.problems[0].message.ends_with("the hub gives no commit for this revision"));
 }
 
-/// A hub that serves a folder as `org/tiny`.
-fn hub_of(folder: &Path) -> MockHub {
-    let names = std::fs::read_dir(folder).expect("a folder");
-    let mut names: Vec<String> =
-        names.map(|e| e.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
-    names.sort();
-    let mut table = answers(&BTreeMap::new());
-    let mut tree = Vec::new();
-    for (i, name) in names.iter().enumerate() {
-        let body = Body::File(folder.join(name));
-        tree.push(
-            serde_json::json!({"type": "file", "oid": "0", "size": body.len(), "path": name}),
-        );
-        table.insert(format!("/org/tiny/resolve/{COMMIT}/{name}"), Answer::file(i, body));
-    }
-    table.insert(format!("/api/models/org/tiny/tree/{COMMIT}"), Answer::json(&tree.into()));
-    MockHub::start(table)
-}
-
-fn run(folder: &Path, hub: &MockHub, args: &[&str]) -> (i32, String, String) {
-    let output = Command::cargo_bin("radpack")
-        .expect("the binary is built")
-        .current_dir(folder)
-        .env("NO_COLOR", "1")
-        .env("HF_ENDPOINT", &hub.address)
-        .env("HF_HUB_CACHE", folder.join("cache"))
-        .env_remove("HF_HUB_OFFLINE")
-        .args(args)
-        .output()
-        .expect("the binary runs");
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    (output.status.code().unwrap_or(-1), text(output.stdout), text(output.stderr))
-}
-
 #[test]
 fn an_estimate_from_the_hub_is_the_folders_and_fetches_a_thousandth_of_a_percent() {
     let tmp = tempfile::tempdir().expect("a folder");
@@ -494,7 +246,7 @@ fn an_estimate_from_the_hub_is_the_folders_and_fetches_a_thousandth_of_a_percent
         .map(|e| e.metadata().expect("its length").len())
         .sum();
     assert!(weights > 62_000_000_000, "{weights}");
-    let hub = hub_of(&folder);
+    let hub = hub_of(&folder, "", []);
     let estimate = ["--recipe", "gemma-4/rbln-w8a16-x16"];
     let (code, from_hub, err) =
         run(tmp.path(), &hub, &[&["estimate-kv", "org/tiny"], &estimate[..]].concat());
@@ -515,7 +267,7 @@ fn an_estimate_from_the_hub_is_the_folders_and_fetches_a_thousandth_of_a_percent
     // A plan needs side files too, and no weights either.
     let plan = ["convert", "org/tiny", "--recipe", "w8a16", "--dry-run", "--no-tokenizer"];
     std::fs::remove_file(folder.join("tokenizer.json")).expect("removed");
-    let hub = hub_of(&folder);
+    let hub = hub_of(&folder, "", []);
     let (code, from_hub, err) = run(tmp.path(), &hub, &plan);
     assert_eq!(code, 0, "{err}");
     let (_, from_folder, _) = run(tmp.path(), &hub, &[&["convert", "31B"], &plan[2..]].concat());
@@ -539,7 +291,7 @@ fn headers_longer_than_the_first_request_are_fetched_to_their_end() {
     let bytes = file(&tensors);
     std::fs::write(tmp.path().join("model.safetensors"), &bytes).expect("written");
     std::fs::write(tmp.path().join("config.json"), b"{}").expect("written");
-    let hub = hub_of(tmp.path());
+    let hub = hub_of(tmp.path(), "", []);
     let cache = tempfile::tempdir().expect("a folder");
     let heads = open_as("org/tiny", environment(&hub, cache.path()), Extent::Configs)
         .unwrap_or_else(|f| panic!("{f}"));
@@ -666,7 +418,7 @@ fn a_quantized_model_is_estimated_from_its_headers_as_from_the_folder() {
         let folder = tmp.path().join(recipe);
         let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
         assert!(config.contains(method), "{config}");
-        let hub = hub_of(&folder);
+        let hub = hub_of(&folder, "", []);
         let estimate = |source: &str| {
             let args = ["estimate-kv", source, "--recipe", "keep.toml", "--target", "cpu"];
             run(tmp.path(), &hub, &[&args[..], &["--layers"]].concat())
@@ -685,7 +437,7 @@ fn convert_validate_and_card_take_three_commands_and_the_file_works_without_its_
     let tmp = tempfile::tempdir().expect("a folder");
     let folder = tmp.path().join("source");
     testkit::copy_folder(&testkit::fixtures().join("tiny-gemma4-dense"), &folder).expect("copied");
-    let hub = hub_of(&folder);
+    let hub = hub_of(&folder, "", []);
     let succeeds = |args: &[&str]| {
         let (code, out, err) = run(tmp.path(), &hub, args);
         assert_eq!(code, 0, "{args:?}: {err}");

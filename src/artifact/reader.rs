@@ -74,6 +74,13 @@ pub struct VocabSummary {
     pub specials: [i32; 6],
 }
 
+impl VocabSummary {
+    /// `BPE`, `Unigram`, `WordPiece`, `RWKV`.
+    pub fn kind_name(&self) -> &'static str {
+        super::vocab::kind_name(self.kind)
+    }
+}
+
 impl Artifact {
     /// Maps a file and checks its tables.
     ///

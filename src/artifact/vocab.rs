@@ -45,6 +45,60 @@ pub struct Step {
     pub number: i64,
 }
 
+/// Name of a kind of tokenizer: `BPE`, `Unigram`, `WordPiece`, `RWKV`.
+pub(super) fn kind_name(kind: u32) -> &'static str {
+    match kind {
+        1 => "BPE",
+        2 => "Unigram",
+        3 => "WordPiece",
+        4 => "RWKV",
+        _ => "unknown",
+    }
+}
+
+impl Step {
+    /// Name of what it does.
+    pub fn name(&self) -> &'static str {
+        match self.kind {
+            1 => "NFC",
+            2 => "NFKC",
+            3 => "NFD",
+            4 => "NFKD",
+            5 => "lowercase",
+            6 => "strip",
+            7 => "replace",
+            8 => "prepend",
+            32 => "split as bytes",
+            33 => "split",
+            34 => "split at metaspace",
+            35 => "split at whitespace",
+            36 => "split at punctuation",
+            37 => "split at digits",
+            38 => "bytes for unknown text",
+            64 => "decode bytes",
+            65 => "decode metaspace",
+            66 => "decode replace",
+            67 => "decode strip",
+            68 => "decode fuse",
+            69 => "decode byte tokens",
+            _ => "unknown step",
+        }
+    }
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({}, flags {}", self.name(), self.kind, self.flags)?;
+        for text in [&self.arg0, &self.arg1].into_iter().filter(|t| !t.is_empty()) {
+            write!(f, ", `{}`", String::from_utf8_lossy(text).escape_debug())?;
+        }
+        match self.number {
+            0 => f.write_str(")"),
+            n => write!(f, ", {n})"),
+        }
+    }
+}
+
 /// Token types that exist.
 pub(super) const TOKEN_TYPES: [u8; 5] = [1, 2, 3, 4, 6];
 

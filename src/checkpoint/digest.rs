@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use super::blob::{BlobHasher, BlobName};
 use super::folder::Found;
-use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
+use crate::diag::{Diagnostic, Failure, FailureKind, Problems};
 
 /// Bytes read and hashed at once: large enough that system calls cost nothing, small enough to stay in the cache.
 const CHUNK: usize = 256 << 10;
@@ -60,7 +61,7 @@ pub(super) fn hash(
     files: &[&SourceFile],
     cancel: &AtomicBool,
     progress: &dyn Hashing,
-) -> Result<Vec<FileDigest>> {
+) -> crate::diag::Result<Vec<FileDigest>> {
     let one = |file: &&SourceFile| {
         let digest = hash_one(file, cancel, progress);
         if let Ok(Some(digest)) = &digest {
@@ -68,7 +69,7 @@ pub(super) fn hash(
         }
         digest
     };
-    let results: Vec<io::Result<Option<FileDigest>>> = files.par_iter().map(one).collect();
+    let results: Vec<Result<Option<FileDigest>, Unhashed>> = files.par_iter().map(one).collect();
     let mut digests = Vec::with_capacity(files.len());
     let mut problems = Problems::new();
     let mut cancelled = false;
@@ -76,8 +77,9 @@ pub(super) fn hash(
         match result {
             Ok(Some(digest)) => digests.push(digest),
             Ok(None) => cancelled = true,
-            Err(e) => problems
+            Err(Unhashed::Io(e)) => problems
                 .push(Diagnostic::new("checkpoint", format!("cannot hash {}: {e}", file.path))),
+            Err(Unhashed::Other(problem)) => problems.push(problem),
         }
     }
     if cancelled && problems.is_empty() {
@@ -86,15 +88,32 @@ pub(super) fn hash(
     problems.finish(FailureKind::Failed, "the source cannot be hashed", digests)
 }
 
+/// Why there is no digest of a file.
+enum Unhashed {
+    /// It cannot be read.
+    Io(io::Error),
+    /// It lies in a hub cache and is not what its name says.
+    Other(Diagnostic),
+}
+
+impl From<io::Error> for Unhashed {
+    fn from(error: io::Error) -> Unhashed {
+        Unhashed::Io(error)
+    }
+}
+
 fn hash_one(
     file: &SourceFile,
     cancel: &AtomicBool,
     progress: &dyn Hashing,
-) -> io::Result<Option<FileDigest>> {
+) -> Result<Option<FileDigest>, Unhashed> {
     // Read, not mapped: a file that shrinks under us gives an error here instead of SIGBUS, and no page of it counts
     // as this process's memory.
     let mut input = File::open(&file.found.location)?;
     let mut hasher = Sha256::new();
+    // A blob's name says what it must hold. Of weights that is the digest that is computed anyway.
+    let name = BlobName::of(&file.found);
+    let mut of_git = matches!(name, Some(BlobName::Git(_))).then(|| BlobHasher::git(file.bytes));
     let mut buffer = vec![0u8; CHUNK];
     let mut total = 0u64;
     loop {
@@ -105,10 +124,13 @@ fn hash_one(
             Ok(0) => break,
             Ok(read) => read,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(e),
+            Err(e) => return Err(e.into()),
         };
         let chunk = buffer.get(..read).ok_or_else(|| io::Error::other("read past the buffer"))?;
         hasher.update(chunk);
+        if let Some(of_git) = &mut of_git {
+            of_git.update(chunk);
+        }
         total += read as u64;
         if total > file.bytes {
             break;
@@ -119,8 +141,18 @@ fn hash_one(
         return Err(io::Error::other(format!(
             "its length changed: it had {} bytes when it was opened",
             file.bytes
-        )));
+        ))
+        .into());
     }
     let sha256 = hasher.finalize().into();
+    let found = of_git.map_or(BlobName::Sha256(sha256), BlobHasher::finish);
+    if let Some(problem) = name.and_then(|name| name.mismatch(&file.path, &found)) {
+        let blob = file.found.location.display();
+        return Err(Unhashed::Other(
+            problem
+                .help(format!("the file in the cache is damaged; remove it: rm {blob}"))
+                .help("then run again with the model's id (org/name), which fetches it anew"),
+        ));
+    }
     Ok(Some(FileDigest { path: file.path.clone(), bytes: file.bytes, sha256 }))
 }

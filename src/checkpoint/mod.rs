@@ -17,8 +17,10 @@
 //! | `tokenizer` | token ids against the rows of the embedding |
 //! | `side` | which other files go into the artifact |
 //! | `digest` | sha256 of every file that the output depends on |
-//! | `hub` | downloads (feature `hub`), the only network code; `hub/heads` fetches headers in place of weights |
+//! | `blob` | files of a hub cache against the digests that name them |
+//! | `hub` | models on the hub (feature `hub`), the only network code; `hub/heads` fetches headers in place of weights, `hub/download` whole files, `hub/answer` says why something did not come |
 
+mod blob;
 mod digest;
 mod folder;
 pub mod gguf;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A model on the hub: `ORG/NAME` or `ORG/NAME@REVISION`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +70,7 @@ pub struct HubIdentity {
 
 /// The settings of the hub that the environment gives. Read here and handed on explicitly, so that the answer does
 /// not depend on which of them a release of the client library reads by itself.
-#[derive(Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct HubEnvironment {
     /// Base address (`HF_ENDPOINT`); `None` for `https://huggingface.co`.
     pub endpoint: Option<String>,
@@ -79,6 +80,24 @@ pub struct HubEnvironment {
     pub token: Option<String>,
     /// Whether only the cache may be used (`HF_HUB_OFFLINE`).
     pub offline: bool,
+    /// How long a connection may bring nothing (`HF_HUB_DOWNLOAD_TIMEOUT` in seconds, else 10, as huggingface_hub has
+    /// it).
+    pub timeout: Duration,
+    /// Pause before the second attempt at a request that failed; it doubles with every further one.
+    pub pause: Duration,
+}
+
+impl Default for HubEnvironment {
+    fn default() -> HubEnvironment {
+        HubEnvironment {
+            endpoint: None,
+            cache: PathBuf::new(),
+            token: None,
+            offline: false,
+            timeout: Duration::from_secs(10),
+            pause: Duration::from_millis(500),
+        }
+    }
 }
 
 impl fmt::Debug for HubEnvironment {
@@ -88,6 +107,8 @@ impl fmt::Debug for HubEnvironment {
             .field("cache", &self.cache)
             .field("token", &self.token.as_ref().map(|_| "…"))
             .field("offline", &self.offline)
+            .field("timeout", &self.timeout)
+            .field("pause", &self.pause)
             .finish()
     }
 }
@@ -123,7 +144,13 @@ impl HubEnvironment {
         let offline = get("HF_HUB_OFFLINE")
             .is_some_and(|v| ["1", "on", "yes", "true"].contains(&v.to_ascii_lowercase().as_str()));
         let endpoint = get("HF_ENDPOINT").map(|e| e.trim_end_matches('/').to_owned());
-        HubEnvironment { endpoint, cache, token, offline }
+        let unset = HubEnvironment::default();
+        let timeout = get("HF_HUB_DOWNLOAD_TIMEOUT")
+            .and_then(|text| text.trim().parse().ok())
+            .filter(|seconds| *seconds > 0.0)
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .unwrap_or(unset.timeout);
+        HubEnvironment { endpoint, cache, token, offline, timeout, ..unset }
     }
 
     /// The base address in use.
@@ -132,15 +159,42 @@ impl HubEnvironment {
     }
 }
 
-/// Progress of a download.
+/// Progress of a download. Files that are in the cache already are not part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Transfer {
-    /// File within the repository; empty for a sum over several files.
-    pub file: String,
-    /// Bytes fetched so far.
-    pub done: u64,
-    /// Bytes in all, 0 when unknown.
-    pub total: u64,
+pub enum Transfer {
+    /// A download begins.
+    Begun {
+        /// The model, as its id names it.
+        model: String,
+        /// Files that are missing.
+        files: usize,
+        /// Their bytes in all, including those that an earlier run left.
+        bytes: u64,
+    },
+    /// A file has so many bytes here. The numbers go down only when a file has to begin anew.
+    Bytes {
+        /// File within the repository.
+        file: String,
+        /// Its bytes that are here.
+        done: u64,
+        /// Its bytes in all.
+        of: u64,
+        /// Bytes of all files that are here.
+        sum: u64,
+        /// Their bytes in all, as in [`Transfer::Begun`].
+        total: u64,
+    },
+    /// Something went wrong, and there will be another attempt.
+    Paused {
+        /// File within the repository; empty for a question about the repository.
+        file: String,
+        /// What went wrong.
+        why: String,
+        /// How long until then.
+        pause: Duration,
+    },
+    /// The download ended, well or not.
+    Ended,
 }
 
 /// Receives the progress of downloads, from any thread.
@@ -239,6 +293,16 @@ mod tests {
         assert_eq!(all.cache, Path::new("/c"));
         assert!(all.offline);
         assert!(!with(&[("HF_HUB_OFFLINE", "0")]).offline);
+        assert_eq!(with(&[("HF_HUB_DOWNLOAD_TIMEOUT", "45")]).timeout, Duration::from_secs(45));
+        assert_eq!(with(&[("HF_HUB_DOWNLOAD_TIMEOUT", "0.5")]).timeout, Duration::from_millis(500));
+        for odd in ["0", "-1", "soon", "nan", "1e300"] {
+            let lookup = |name: &str| (name == "HF_HUB_DOWNLOAD_TIMEOUT").then(|| odd.to_owned());
+            assert_eq!(
+                HubEnvironment::from_lookup(lookup).timeout,
+                Duration::from_secs(10),
+                "{odd}"
+            );
+        }
     }
 
     #[test]

@@ -50,6 +50,7 @@ fn text(found: &Difference, report: usize) -> String {
     part(&mut out, "weights", &weights(found), report);
     part(&mut out, "graphs", &lines(&found.graphs), report);
     part(&mut out, "files", &lines(&found.files), report);
+    part(&mut out, "vocab", &lines(&found.vocabulary), report);
     part(&mut out, "memory", &lines(&found.memory), report);
     part(&mut out, "metadata", &lines(&found.metadata), report);
     let [a, b] = found.file_bytes;
@@ -153,6 +154,7 @@ fn document(args: &Diff, found: &Difference) -> DiffDocument {
         weights_only_in_b: found.weights.only_b.clone(),
         graphs: changes(&found.graphs),
         files: changes(&found.files),
+        vocabulary: changes(&found.vocabulary),
         memory: changes(&found.memory),
         metadata: changes(&found.metadata),
     }

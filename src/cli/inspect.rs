@@ -6,13 +6,15 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use radpack::artifact::manifest::Manifest;
-use radpack::artifact::{Artifact, MetaRef, OpenError, Weights, digests, errors, layout as names};
+use radpack::artifact::{
+    Artifact, MetaRef, OpenError, VocabSummary, Weights, digests, errors, layout as names,
+};
 use radpack::card::{self, Additions};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
 
 use super::args::Inspect;
 use super::devices::devices;
-use super::documents::{DeviceDocument, EntryDocument, InspectDocument};
+use super::documents::{DeviceDocument, EntryDocument, InspectDocument, VocabularyDocument};
 use super::graphs;
 use super::output::Output;
 use super::table::{Align, table};
@@ -134,6 +136,9 @@ fn summary(args: &Inspect, artifact: &Artifact, manifest: Option<&Manifest>) -> 
                 );
             }
             line("files", format!("{} side files (--files)", m.files.len()));
+            if let Some(v) = artifact.vocab_summary() {
+                line("vocab", vocabulary(&v));
+            }
             for note in &m.notes {
                 line("note", note.clone());
             }
@@ -147,6 +152,17 @@ fn summary(args: &Inspect, artifact: &Artifact, manifest: Option<&Manifest>) -> 
         text.push_str(&devices(&held));
     }
     text
+}
+
+/// `BPE · 49,152 tokens · 48,900 merges · 3 steps`.
+fn vocabulary(v: &VocabSummary) -> String {
+    let some = |n: u32, what: &str| format!("{} {what}", count(u64::from(n)));
+    let mut parts = vec![v.kind_name().to_owned(), some(v.tokens, "tokens")];
+    if v.merges > 0 {
+        parts.push(some(v.merges, "merges"));
+    }
+    parts.push(some(v.steps, if v.steps == 1 { "step" } else { "steps" }));
+    parts.join(" · ")
 }
 
 /// The manifest's figures of every device; none for one device.
@@ -305,6 +321,12 @@ fn document(
         recipe: artifact.recipe().to_string(),
         manifest,
         metadata: metadata.collect(),
+        vocabulary: artifact.vocab_summary().map(|v| VocabularyDocument {
+            kind: v.kind_name().to_owned(),
+            tokens: v.tokens,
+            merges: v.merges,
+            steps: v.steps,
+        }),
         entries: entries.collect(),
     })
 }

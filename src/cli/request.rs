@@ -13,7 +13,8 @@ use super::args::{Common, KernelChoice};
 
 /// Opens a source: folder, file, index or hub id.
 pub fn source(text: &str, extent: Extent) -> Result<Checkpoint> {
-    Checkpoint::open(Path::new(text), &OpenOptions { extent, ..OpenOptions::default() })
+    let on_transfer = Some(super::progress::downloads());
+    Checkpoint::open(Path::new(text), &OpenOptions { extent, on_transfer, hub: None })
 }
 
 /// Opens a source and, if they are named, its draft model and importances.

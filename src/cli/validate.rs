@@ -34,6 +34,7 @@ pub fn run(args: &Validate, output: &Output) -> Result<ExitCode> {
             // A manifest that cannot be read is a finding already.
             let manifest = Manifest::of(&artifact).ok().flatten();
             findings.extend(pipeline::check_programs(&artifact, manifest.as_ref()).into_vec());
+            findings.extend(pipeline::check_vocabulary(&artifact));
         }
         findings
     });

@@ -5,6 +5,7 @@
 //! carry: a difference has the path of a key and both values.
 
 mod values;
+mod vocabulary;
 mod weights;
 
 use std::collections::BTreeMap;
@@ -35,6 +36,8 @@ pub struct Difference {
     pub graphs: Vec<Change>,
     /// Side files, by path.
     pub files: Vec<Change>,
+    /// The tokenizer in the container's tables; of its lists the lengths, else the first row that differs.
+    pub vocabulary: Vec<Change>,
     /// Devices and the bytes of weights on each.
     pub memory: Vec<Change>,
     /// Rows of the container's own metadata.
@@ -81,6 +84,7 @@ pub fn diff(a: &Artifact, b: &Artifact) -> Result<Difference> {
         weights,
         graphs,
         files: files(&sides),
+        vocabulary: if same_bytes { Vec::new() } else { vocabulary::changes(a, b) },
         memory,
         metadata: values::changes(&meta_a, &meta_b),
         file_bytes: [a.file_bytes(), b.file_bytes()],

@@ -12,6 +12,14 @@ pub fn row_bytes(n: usize, bits: u32) -> Option<usize> {
 /// When `out` has another length.
 pub fn pack(codes: &[u32], bits: u32, out: &mut [u8]) {
     assert_eq!(Some(out.len()), row_bytes(codes.len(), bits), "row of {} codes", codes.len());
+    match bits {
+        8 => return out.iter_mut().zip(codes).for_each(|(o, code)| *o = *code as u8),
+        16 => {
+            let halves = out.as_chunks_mut::<2>().0.iter_mut().zip(codes);
+            return halves.for_each(|(o, code)| *o = (*code as u16).to_le_bytes());
+        }
+        _ => {}
+    }
     let mask = u64::MAX >> (64 - bits);
     let (mut word, mut held, mut at) = (0u64, 0u32, 0usize);
     for &code in codes {
@@ -37,6 +45,14 @@ pub fn pack(codes: &[u32], bits: u32, out: &mut [u8]) {
 pub fn unpack(bytes: &[u8], bits: u32, codes: &mut [u32]) {
     let need = row_bytes(codes.len(), bits);
     assert!(need.is_some_and(|n| n <= bytes.len()), "row of {} codes", codes.len());
+    match bits {
+        8 => return codes.iter_mut().zip(bytes).for_each(|(code, b)| *code = (*b).into()),
+        16 => {
+            let halves = codes.iter_mut().zip(bytes.as_chunks::<2>().0);
+            return halves.for_each(|(code, b)| *code = u16::from_le_bytes(*b).into());
+        }
+        _ => {}
+    }
     let mask = u64::MAX >> (64 - bits);
     let (mut word, mut held, mut at) = (0u64, 0u32, 0usize);
     for code in codes {

@@ -324,8 +324,16 @@ fn files(plan: &Plan, artifact: &Artifact, hashes: &[FileDigest]) -> Result<Vec<
 /// Header, strings and tables: everything before the data.
 fn tables(plan: &Plan, artifact: &Artifact, path: &Path) -> Result<Vec<Diagnostic>> {
     let Some(digest) = artifact.meta_text(names::DIGEST_KEY) else { return Ok(Vec::new()) };
-    let planned = plan
-        .layout
+    let before;
+    let layout = match (&plan.contents.vocab, artifact.vocab_summary()) {
+        // Written before files carried the section, which is no fault.
+        (Some(_), None) => {
+            before = plan.layout_without_vocabulary()?;
+            &before
+        }
+        _ => &plan.layout,
+    };
+    let planned = layout
         .tables_with(names::DIGEST_KEY, &digest.to_string())
         .ok_or_else(|| Failure::plain(FailureKind::Failed, "the digest does not fit its place"))?;
     let stored = artifact.table_bytes(planned.len());

@@ -22,6 +22,7 @@ mod reuse;
 mod scenario;
 mod shards;
 mod sources;
+mod vocabulary;
 
 pub use compare::{Comparison, compare, plan_of};
 pub use convert::{ConvertOptions, Converted, Earlier, convert, convert_from, convert_part};
@@ -35,6 +36,7 @@ pub use programs::{Compiled, check as check_programs};
 pub use reuse::Reuse;
 pub use scenario::{Fit, FitAxis, Measured, Settings, Tried, first_problem, why_not};
 pub use sources::{DRAFT_FOLDER, Sources};
+pub use vocabulary::check_vocabulary;
 
 /// Told how far a run is. Calls come from several threads.
 pub trait Progress: Sync {

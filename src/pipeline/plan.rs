@@ -8,10 +8,11 @@ use super::imatrix::{self, Importances};
 use super::programs::{self, Compiled};
 use super::shards;
 use super::sources::Sources;
+use super::vocabulary;
 use crate::artifact::manifest::Manifest;
 use crate::artifact::partition::Partition;
 use crate::artifact::{
-    self, Contents, EntrySpec, Layout, digests, errors, layout as names, manifest, metadata,
+    self, Contents, EntrySpec, Layout, Vocab, digests, errors, layout as names, manifest, metadata,
 };
 use crate::checkpoint::{Checkpoint, FileDigest};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
@@ -94,6 +95,8 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
     }
     let stored = assignment.stored(&table).map(|(_, w)| w.name.as_str());
     let partition = shards::table(&placement, stored);
+    let (vocab, left_out) = vocabulary::of_source(&sources)?;
+    warnings.extend(left_out);
     let made_from = MadeFrom {
         sources: &sources,
         recipe: &recipe,
@@ -104,6 +107,7 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         placement: &placement,
         partition: partition.as_ref(),
         compiled: compiled.as_ref(),
+        vocab,
     };
     let manifest = made_from.manifest();
     let contents = made_from.contents(&manifest)?;
@@ -127,6 +131,14 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
 }
 
 impl Plan {
+    /// The layout that this plan had before files carried a vocabulary section.
+    ///
+    /// # Errors
+    /// As [`Layout::plan`].
+    pub fn layout_without_vocabulary(&self) -> Result<Layout> {
+        Layout::plan(&Contents { vocab: None, ..self.contents.clone() })
+    }
+
     /// Positions in the directory of the entries that a weight is stored as, piece by piece; empty for a weight that is
     /// not stored.
     pub(super) fn entries_of(&self, weight: &str) -> Vec<usize> {
@@ -338,6 +350,7 @@ struct MadeFrom<'a> {
     partition: Option<&'a Partition>,
     compiled: Option<&'a Compiled>,
     importances: &'a Importances,
+    vocab: Option<Vocab>,
 }
 
 impl MadeFrom<'_> {
@@ -412,7 +425,7 @@ impl MadeFrom<'_> {
             metadata: rows,
             entries,
             data,
-            vocab: None,
+            vocab: self.vocab.clone(),
             profile: Vec::new(),
         })
     }

@@ -5,7 +5,7 @@ use crate::recipe::{Method, Rounding, ScaleRule};
 use crate::tensor::{DType, Encoding, PlaneLayout};
 
 use super::decoder::{Decoder, PlaneSlice};
-use super::error::{EncodeError, ErrorSum, Lanes, MethodError};
+use super::error::{EncodeError, ErrorSum, MethodError};
 use super::fast::{Fast, target_of};
 use super::grid::{self, Fault, GridPlan};
 use super::kernel::{self, Kernel};
@@ -51,13 +51,10 @@ pub struct PlaneBuffers {
 
 #[derive(Default)]
 pub(super) struct Work {
-    pub values: Vec<f32>,
-    pub decoded: Vec<f32>,
     pub peaks: Vec<u32>,
     pub scales: Scales,
     pub scale_of: Vec<f32>,
     pub inverse_of: Vec<f32>,
-    pub bytes: Vec<u8>,
 }
 
 impl PlaneBuffers {
@@ -292,14 +289,7 @@ impl Encoder {
                 return Ok(ErrorSum::default());
             }
             (Plan::Cast(element), Some(fast)) => target_of(element.dtype()).map(|target| {
-                fast.cast(
-                    target,
-                    limit(*element),
-                    self.cols,
-                    source,
-                    &mut out.planes[0],
-                    &mut out.work,
-                )
+                fast.cast(target, limit(*element), self.cols, source, &mut out.planes[0])
             }),
             (Plan::Grid(plan), Some(fast)) if Fast::covers(plan, self.cols) => {
                 Some(fast.grid(plan, self.cols, source, &mut out.planes, &mut out.work))
@@ -407,9 +397,10 @@ impl Encoder {
             if self.rounding != Rounding::Rad && decoded.iter().any(|v| !v.is_finite()) {
                 return Err(EncodeError::Lost { rounding: self.rounding, row: at });
             }
-            let mut lanes = Lanes::ZERO;
-            lanes.add_row(row, &decoded);
-            sum.add_lanes(&lanes);
+            match self.kernel.ops() {
+                Some(ops) => sum.add_row_by(ops.error, row, &decoded),
+                None => sum.add_row(row, &decoded),
+            }
         }
         Ok(sum)
     }

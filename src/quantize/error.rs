@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::simd::LANES;
 use crate::diag;
 use crate::num::NonFinite;
 use crate::recipe::Rounding;
@@ -112,10 +113,11 @@ impl EncodeError {
     }
 }
 
-/// Lanes of a row's sums: the square of column j is added to lane j mod 16, in column order.
-pub(super) const LANES: usize = 16;
+/// Columns whose squares are added in f32, at most eight to a lane; sums of runs are added in f64.
+pub(super) const RUN: usize = 128;
 
-/// Sums of one row.
+/// Sums of one row. The square of column j is added to lane j mod 16, in column order, by a fused multiply-add: in f32
+/// within runs of [`RUN`] columns, in f64 over runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Lanes {
     pub error: [f64; LANES],
@@ -125,16 +127,57 @@ pub(super) struct Lanes {
 impl Lanes {
     pub const ZERO: Lanes = Lanes { error: [0.0; LANES], squared: [0.0; LANES] };
 
-    /// Adds one row: the scalar reference of the order.
-    pub fn add_row(&mut self, values: &[f32], decoded: &[f32]) {
+    /// Adds the sums of a run.
+    #[inline(always)]
+    pub fn add(&mut self, error: &[f32; LANES], squared: &[f32; LANES]) {
+        for i in 0..LANES {
+            self.error[i] += f64::from(error[i]);
+            self.squared[i] += f64::from(squared[i]);
+        }
+    }
+
+    /// One row: the scalar reference of the order.
+    pub fn of_row(values: &[f32], decoded: &[f32]) -> Lanes {
+        let mut lanes = Lanes::ZERO;
+        for (values, decoded) in values.chunks(RUN).zip(decoded.chunks(RUN)) {
+            let (mut error, mut squared) = ([0f32; LANES], [0f32; LANES]);
+            for (i, (v, d)) in values.iter().zip(decoded).enumerate() {
+                let d = v - d;
+                error[i % LANES] = d.mul_add(d, error[i % LANES]);
+                squared[i % LANES] = v.mul_add(*v, squared[i % LANES]);
+            }
+            lanes.add(&error, &squared);
+        }
+        lanes
+    }
+
+    /// One row in f64 throughout, for rows whose squares leave the range of f32.
+    fn of_wide_row(values: &[f32], decoded: &[f32]) -> Lanes {
+        let mut lanes = Lanes::ZERO;
         for (i, (v, d)) in values.iter().zip(decoded).enumerate() {
             let v = f64::from(*v);
             let d = v - f64::from(*d);
-            self.error[i % LANES] += d * d;
-            self.squared[i % LANES] += v * v;
+            lanes.error[i % LANES] += d * d;
+            lanes.squared[i % LANES] += v * v;
         }
+        lanes
+    }
+
+    /// Whether f32 held every square of the row: neither sum is so large that a square may have overflowed, and Σx² not so
+    /// small that those of rounding errors may have vanished (2^-24 of a value of 2^-31, squared, is 2^-110).
+    fn held(&self) -> bool {
+        (WIDE_BELOW..WIDE_FROM).contains(&tree(self.squared)) && tree(self.error) < WIDE_FROM
     }
 }
+
+/// A row has to be summed in f64.
+#[derive(Debug, PartialEq)]
+pub(super) struct Wide;
+
+/// Rows with a sum from here on are summed in f64: 2^100.
+const WIDE_FROM: f64 = (1u128 << 100) as f64;
+/// Rows of Σx² below are summed in f64: 2^-60.
+const WIDE_BELOW: f64 = 1.0 / (1u64 << 60) as f64;
 
 /// Halves folded onto each other: lane i takes lane i + 8, then i + 4, i + 2, i + 1.
 fn tree(mut lanes: [f64; LANES]) -> f64 {
@@ -150,8 +193,10 @@ fn tree(mut lanes: [f64; LANES]) -> f64 {
 
 /// Squared error and squared magnitude of rows: Σ(x − x̂)² and Σx², x̂ as the decoder gives it.
 ///
-/// A row is summed in f64 in a fixed order of lanes; rows are added exactly. Sums of any rows can be merged in any
-/// order and any grouping with the same result.
+/// Within a row, squares are added in a fixed order: in f32 over runs of 128 columns, in 16 lanes by column, then in f64
+/// over runs and lanes, which is exact to about one part in a million; rows whose squares f32 does not hold are added in
+/// f64 throughout. Rows are added exactly, so sums of any rows can be merged in any order and any grouping with the same
+/// result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ErrorSum {
     error: Exact,
@@ -161,14 +206,35 @@ pub struct ErrorSum {
 impl ErrorSum {
     /// Adds one row of finite values and what stands for them.
     pub fn add_row(&mut self, values: &[f32], decoded: &[f32]) {
-        let mut lanes = Lanes::ZERO;
-        lanes.add_row(values, decoded);
-        self.add_lanes(&lanes);
+        self.add_row_by(Lanes::of_row, values, decoded);
     }
 
-    pub(super) fn add_lanes(&mut self, lanes: &Lanes) {
+    /// [`ErrorSum::add_row`] with a kernel's sums, which are those of [`Lanes::of_row`].
+    pub(super) fn add_row_by(
+        &mut self,
+        kernel: fn(&[f32], &[f32]) -> Lanes,
+        values: &[f32],
+        decoded: &[f32],
+    ) {
+        let lanes = kernel(values, decoded);
+        if self.add_lanes(&lanes).is_err() {
+            let wide = Lanes::of_wide_row(values, decoded);
+            self.error.add(tree(wide.error));
+            self.squared.add(tree(wide.squared));
+        }
+    }
+
+    /// Adds the sums of a row.
+    ///
+    /// # Errors
+    /// f32 does not hold the row's squares; then nothing is added.
+    pub(super) fn add_lanes(&mut self, lanes: &Lanes) -> Result<(), Wide> {
+        if !lanes.held() {
+            return Err(Wide);
+        }
         self.error.add(tree(lanes.error));
         self.squared.add(tree(lanes.squared));
+        Ok(())
     }
 
     /// Adds the sums of other rows.
@@ -258,10 +324,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn row(values: &[f32], decoded: &[f32]) -> ErrorSum {
-        let mut lanes = Lanes::ZERO;
-        lanes.add_row(values, decoded);
         let mut sum = ErrorSum::default();
-        sum.add_lanes(&lanes);
+        sum.add_row(values, decoded);
         sum
     }
 
@@ -290,22 +354,42 @@ mod tests {
     }
 
     #[test]
-    fn lanes_follow_the_column_and_fold_in_halves() {
-        // The last place of 2^54 is 4: one square of 1.5625 after another would vanish, the two of lanes 1 and 9
-        // meet first and make 4.
-        let mut values = [0.0f32; 32];
-        values[0] = 2f32.powi(27);
-        values[1] = 1.25;
-        values[9] = 1.25;
-        let sum = row(&values, &[0.0; 32]);
-        assert_eq!(sum.squared(), 2f64.powi(54) + 4.0);
+    fn lanes_follow_the_column_runs_are_added_in_f64_and_lanes_fold_in_halves() {
+        // The last place of an f32 of 2^24 is 2: within a run a square of 1 vanishes beside 2^24 in its lane, in another
+        // lane or another run it does not.
+        let mut values = [0.0f32; 256];
+        values[0] = 4096.0;
+        values[16] = 1.0;
+        assert_eq!(row(&values, &[0.0; 256]).squared(), 2f64.powi(24));
+        values[9] = 1.0;
+        assert_eq!(row(&values, &[0.0; 256]).squared(), 2f64.powi(24) + 1.0);
+        values[128] = 1.0;
+        let lanes = Lanes::of_row(&values, &[0.0; 256]);
+        assert_eq!((lanes.squared[0], lanes.squared[9]), (2f64.powi(24) + 1.0, 1.0));
+        // The last place of 2^54 is 4: two squares of 1.5625 in lanes 1 and 9 meet first and make 4.
         let mut lanes = Lanes::ZERO;
-        lanes.add_row(&values, &[0.0; 32]);
-        assert_eq!(lanes.squared[9], 1.5625);
-        values[25] = 1.0;
-        let mut lanes = Lanes::ZERO;
-        lanes.add_row(&values, &[0.0; 32]);
-        assert_eq!(lanes.squared[9], 2.5625);
+        (lanes.squared[0], lanes.squared[1], lanes.squared[9]) = (2f64.powi(54), 1.5625, 1.5625);
+        assert_eq!(tree(lanes.squared), 2f64.powi(54) + 4.0);
+    }
+
+    #[test]
+    fn rows_whose_squares_f32_does_not_hold_are_summed_in_f64() {
+        // The bounds of Σx²: below 2^-60 and from 2^100 on.
+        for (x, wide) in [(2f32.powi(-30), false), (2f32.powi(-31), true)].into_iter().chain([
+            (2f32.powi(49), false),
+            (2f32.powi(50), true),
+            (f32::MAX, true),
+        ]) {
+            let lanes = Lanes::of_row(&[x], &[0.0]);
+            assert_eq!(ErrorSum::default().add_lanes(&lanes).is_err(), wide, "{x:e}");
+            let square = f64::from(x) * f64::from(x);
+            assert_eq!(row(&[x], &[0.0]).squared(), square, "{x:e}");
+        }
+        // A rounding error of the smallest value that such a row can have beside its largest.
+        let x = 2f32.powi(-30);
+        let off = f32::from_bits(x.to_bits() - 1);
+        assert_eq!(row(&[x], &[off]).squared_error(), 2f64.powi(-108));
+        assert_eq!(row(&[0.0; 40], &[0.0; 40]), ErrorSum::default());
     }
 
     proptest! {

@@ -5,15 +5,17 @@ use crate::recipe::ScaleRule;
 use crate::tensor::DType;
 
 use super::encoder::Work;
-use super::error::{ErrorSum, LANES};
+use super::error::{ErrorSum, Lanes, Wide};
 use super::grid::{Codes, GridPlan, Levels, NEAR_OVERFLOW, WholeScale};
 use super::kernel::Kernel;
 use super::lanes::{CodeKind, Ops, Row, Source, Target};
+use super::simd::LANES;
 
 /// f32 bits from which a magnitude is infinite or NaN.
 const NON_FINITE: u32 = 0x7f80_0000;
 
-/// Rows were not encoded: they hold NaN, infinity or, in a cast, a value out of range.
+/// Rows were not encoded: they hold NaN, infinity or, in a cast, a value out of range; or magnitudes whose squares are no
+/// f32 values.
 #[derive(Debug)]
 pub(super) struct Unfit;
 
@@ -49,7 +51,8 @@ pub(super) fn target_of(dtype: DType) -> Option<Target> {
 fn kind_of(codes: &Codes) -> Option<CodeKind> {
     match codes {
         Codes::Int { element, lo, hi } if matches!(element.bits(), 4 | 8) => {
-            Some(CodeKind::Int { lo: *lo as f32, hi: *hi as f32 })
+            let half = element.bits() == 4;
+            Some(CodeKind::Int { lo: *lo as f32, hi: *hi as f32, half })
         }
         Codes::Float { element } => match element.dtype() {
             DType::F8E4M3 => Some(CodeKind::E4M3),
@@ -82,13 +85,9 @@ impl Fast {
 
     /// Largest magnitude, as f32 bits without sign.
     pub fn peak(&self, bytes: &[u8]) -> u32 {
-        let mut peak = [0u32];
-        let mut values = [0f32; 1024];
-        for bytes in bytes.chunks(values.len() * self.source.width()) {
-            let n = bytes.len() / self.source.width();
-            (self.ops.widen)(self.source, bytes, &mut values[..n]);
-            (self.ops.peaks)(&values[..n], n.max(1), &mut peak);
-        }
+        let mut peak = [0];
+        let block = bytes.len() / self.source.width();
+        (self.ops.peaks)(self.source, bytes, block.max(1), &mut peak);
         peak[0]
     }
 
@@ -126,16 +125,12 @@ impl Fast {
         if keeps_scales {
             planes[plan.at.scale].resize(n.div_ceil(block_rows) * scale_row, 0);
         }
-        work.values.resize(cols, 0.0);
-        work.decoded.resize(cols, 0.0);
-        work.bytes.resize(cols, 0);
         let mut sum = ErrorSum::default();
         for (i, group) in bytes.chunks(block_rows.saturating_mul(row_bytes)).enumerate() {
             work.peaks.clear();
             work.peaks.resize(blocks, 0);
             for row in group.chunks_exact(row_bytes) {
-                (self.ops.widen)(self.source, row, &mut work.values);
-                (self.ops.peaks)(&work.values, block, &mut work.peaks);
+                (self.ops.peaks)(self.source, row, block, &mut work.peaks);
             }
             if work.peaks.iter().any(|p| *p >= NON_FINITE) {
                 return Err(Unfit);
@@ -143,8 +138,13 @@ impl Fast {
             self.scales(plan, second, work);
             // One entry for every 16 columns: blocks of any width look alike to the kernel.
             let per = block.div_ceil(LANES);
-            spread(&work.scales.values, per, chunks, &mut work.scale_of);
-            spread(&work.scales.inverses, per, chunks, &mut work.inverse_of);
+            let (scales, inverses) = if per == 1 {
+                (&work.scales.values, &work.scales.inverses)
+            } else {
+                spread(&work.scales.values, per, chunks, &mut work.scale_of);
+                spread(&work.scales.inverses, per, chunks, &mut work.inverse_of);
+                (&work.scale_of, &work.inverse_of)
+            };
             if keeps_scales {
                 pack(
                     &work.scales.codes,
@@ -152,28 +152,23 @@ impl Fast {
                     &mut planes[plan.at.scale][i * scale_row..][..scale_row],
                 );
             }
-            let rows = group.len() / row_bytes;
-            for (r, row) in group.chunks_exact(row_bytes).enumerate() {
-                if rows > 1 {
-                    (self.ops.widen)(self.source, row, &mut work.values);
-                }
+            for (r, bytes) in group.chunks_exact(row_bytes).enumerate() {
+                let row = Row { bytes, scales, inverses, second };
                 let out = &mut planes[0][(i * block_rows + r) * code_row..][..code_row];
-                let row = Row {
-                    values: &work.values,
-                    scales: &work.scale_of,
-                    inverses: &work.inverse_of,
-                    second,
-                };
-                if bits == 8 {
-                    (self.ops.codes)(kind, &row, out, &mut work.decoded);
-                } else {
-                    (self.ops.codes)(kind, &row, &mut work.bytes, &mut work.decoded);
-                    (self.ops.nibbles)(&work.bytes, out);
-                }
-                sum.add_lanes(&(self.ops.error)(&work.values, &work.decoded));
+                let lanes = (self.ops.codes)(kind, self.source, &row, out);
+                self.add(&mut sum, &lanes, bytes)?;
             }
         }
         Ok(sum)
+    }
+
+    /// Adds the sums of a row.
+    fn add(&self, sum: &mut ErrorSum, lanes: &Lanes, row: &[u8]) -> Result<(), Unfit> {
+        match sum.add_lanes(lanes) {
+            // A row of zeros has no error on any grid and adds nothing.
+            Err(Wide) if self.peak(row) > 0 => Err(Unfit),
+            _ => Ok(()),
+        }
     }
 
     /// Scales of the blocks whose magnitudes are in `work.peaks`.
@@ -217,24 +212,18 @@ impl Fast {
         cols: usize,
         bytes: &[u8],
         out: &mut Vec<u8>,
-        work: &mut Work,
     ) -> Result<ErrorSum, Unfit> {
         let row_bytes = cols * self.source.width();
         out.resize(bytes.len() / self.source.width() * target.width(), 0);
-        work.values.resize(cols, 0.0);
-        work.decoded.resize(cols, 0.0);
         let mut sum = ErrorSum::default();
         for (row, out) in
             bytes.chunks_exact(row_bytes).zip(out.chunks_exact_mut(cols * target.width()))
         {
-            let mut peak = [0];
-            (self.ops.widen)(self.source, row, &mut work.values);
-            (self.ops.peaks)(&work.values, cols, &mut peak);
-            if peak[0] >= limit.min(NON_FINITE) {
+            if self.peak(row) >= limit.min(NON_FINITE) {
                 return Err(Unfit);
             }
-            (self.ops.cast)(target, &work.values, out, &mut work.decoded);
-            sum.add_lanes(&(self.ops.error)(&work.values, &work.decoded));
+            let lanes = (self.ops.cast)(target, self.source, row, out);
+            self.add(&mut sum, &lanes, row)?;
         }
         Ok(sum)
     }
@@ -242,8 +231,17 @@ impl Fast {
 
 /// Every value `per` times, `n` in all.
 fn spread(values: &[f32], per: usize, n: usize, out: &mut Vec<f32>) {
+    /// For the usual blocks: 32, 64 and 128 columns.
+    fn by<const PER: usize>(values: &[f32], out: &mut [f32]) {
+        let (whole, rest) = out.as_chunks_mut::<PER>();
+        whole.iter_mut().zip(values).for_each(|(out, value)| *out = [*value; PER]);
+        rest.fill(values.last().copied().unwrap_or_default());
+    }
     out.resize(n, 0.0);
-    for (out, value) in out.chunks_mut(per).zip(values) {
-        out.fill(*value);
+    match per {
+        2 => by::<2>(values, out),
+        4 => by::<4>(values, out),
+        8 => by::<8>(values, out),
+        _ => out.chunks_mut(per).zip(values).for_each(|(out, value)| out.fill(*value)),
     }
 }

@@ -10,15 +10,15 @@ use super::lanes::Ops;
 /// A set of encoding kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kernel {
-    /// The one that measured best among those this machine has: AVX2, else what the build's own target gives.
+    /// The widest that this machine has, else what the build's own target gives.
     Auto,
     /// The reference arithmetic, element by element.
     Scalar,
-    /// Lane arrays compiled for the build's own target.
+    /// Arrays of lanes, compiled for the build's own target.
     Portable,
-    /// Lane arrays with AVX2.
+    /// AVX2 and FMA.
     Avx2,
-    /// Lane arrays with AVX-512 F, BW, DQ and VL.
+    /// AVX-512 F, BW, DQ and VL.
     Avx512,
 }
 
@@ -63,27 +63,21 @@ impl Kernel {
         match self {
             Kernel::Auto | Kernel::Scalar | Kernel::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2 => std::arch::is_x86_feature_detected!("avx2"),
+            Kernel::Avx2 => super::simd::Avx2::runs(),
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx512 => {
-                std::arch::is_x86_feature_detected!("avx512f")
-                    && std::arch::is_x86_feature_detected!("avx512bw")
-                    && std::arch::is_x86_feature_detected!("avx512dq")
-                    && std::arch::is_x86_feature_detected!("avx512vl")
-            }
+            Kernel::Avx512 => super::simd::Avx512::runs(),
             #[cfg(not(target_arch = "x86_64"))]
             Kernel::Avx2 | Kernel::Avx512 => false,
         }
     }
 
-    /// The kernel itself: [`Kernel::Auto`], and one this machine cannot run, become AVX2 or the portable one. AVX-512 is
-    /// there to be asked for: where `cargo bench` had both in one run, on two Xeon machines, it was within 4 % of AVX2 for
-    /// int8 groups of 128 on one and 13 % slower on the other, and slower for smaller groups and fp4.
+    /// The kernel itself: [`Kernel::Auto`], and one this machine cannot run, become the widest that it can.
     pub(super) fn resolve(self) -> Kernel {
         if self != Kernel::Auto && self.runs() {
             return self;
         }
-        if Kernel::Avx2.runs() { Kernel::Avx2 } else { Kernel::Portable }
+        let widest = [Kernel::Avx512, Kernel::Avx2].into_iter().find(|k| k.runs());
+        widest.unwrap_or(Kernel::Portable)
     }
 
     /// The vector functions; `None` for the reference.
@@ -144,11 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_avx2_where_there_is_avx2() {
+    fn auto_is_the_widest_that_runs() {
         let available = Kernel::available();
         assert_eq!(available[..2], [Kernel::Scalar, Kernel::Portable]);
-        let best = if available.contains(&Kernel::Avx2) { Kernel::Avx2 } else { Kernel::Portable };
-        assert_eq!(Kernel::Auto.resolve(), best);
+        assert_eq!(Some(&Kernel::Auto.resolve()), available.last());
         assert_eq!(select("auto"), Ok(Kernel::Auto));
         assert!(available.contains(&selected()));
     }

@@ -10,6 +10,7 @@
 //! | `grid` | the reference arithmetic of every grid, one file per rule; rounding `rad` (radiance container version 2) |
 //! | `rounding` | the reference arithmetic of other packages: compressed-tensors, ModelOpt, transformers |
 //! | `fast`, `lanes` | the same arithmetic for the common grids, written over lanes and compiled per instruction set |
+//! | `simd` | the vector operations that they are written in |
 //! | `imatrix` | [`Importance`]: how much each column of a weight matters, from a file of llama.cpp |
 //! | [`kernel`] | which instruction set runs |
 //! | `executor` | row blocks of many weights on worker threads, in bounded memory |
@@ -37,6 +38,7 @@ mod imatrix;
 pub mod kernel;
 mod lanes;
 mod rounding;
+mod simd;
 
 pub use check::{StoredWeight, verify_decodes};
 pub use decoder::{DecodeError, Decoder, PlaneSlice};

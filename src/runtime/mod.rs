@@ -59,6 +59,6 @@ pub use images::{Encoder, Image, image_tokens, place_images};
 pub use pixels::{MAX_FILE, Picture, target_size};
 pub use sources::{ArtifactWeights, Placed, SourceWeights, WholeWeights};
 pub use stored::{Opened, ProgramsError, StoredWeights, open, read_programs, side_file, sizes};
-pub use text::{Chat, Tokenizer, Writing, stop_tokens};
+pub use text::{Chat, Tokenizer, Writing, chosen_template, stop_tokens};
 pub use value::Value;
 pub use weights::LocalWeights;

@@ -136,6 +136,20 @@ impl Writing<'_> {
     }
 }
 
+/// The template that counts of those that a model has: `chat_template.jinja`, else the one in `tokenizer_config.json`,
+/// of several there the one that is named `default`.
+pub fn chosen_template(own: Option<&str>, settings: &Json) -> Option<String> {
+    match (own, settings.get("chat_template")) {
+        (Some(text), _) => Some(text.to_owned()),
+        (None, Some(Json::String(text))) => Some(text.clone()),
+        (None, Some(Json::Array(list))) => {
+            let default = list.iter().find(|t| t.get("name") == Some(&json!("default")));
+            Some(default?.get("template")?.as_str()?.to_owned())
+        }
+        _ => None,
+    }
+}
+
 /// A template that makes a prompt of messages, as transformers 5.24 renders it: blocks trimmed, Python's methods,
 /// `raise_exception`. It reads no file, sees no clock, and ends.
 pub struct Chat {
@@ -153,20 +167,7 @@ impl Chat {
         let own = side_file(artifact, TEMPLATE)
             .map(|bytes| std::str::from_utf8(bytes).map_err(|e| fault(TEMPLATE, e)))
             .transpose()?;
-        let said = settings.get("chat_template");
-        let named = |list: &[Json]| -> Option<String> {
-            let default = list.iter().find(|t| t.get("name") == Some(&json!("default")));
-            Some(default?.get("template")?.as_str()?.to_owned())
-        };
-        let template = match (own, said) {
-            (Some(text), _) => text.to_owned(),
-            (None, Some(Json::String(text))) => text.clone(),
-            (None, Some(Json::Array(list))) => match named(list) {
-                Some(text) => text,
-                None => return Ok(None),
-            },
-            _ => return Ok(None),
-        };
+        let Some(template) = chosen_template(own, &settings) else { return Ok(None) };
         let mut variables = Map::new();
         for (key, value) in settings.as_object().into_iter().flatten() {
             if let (true, Some(text)) = (key.ends_with("_token"), token_text(value)) {

@@ -3,7 +3,6 @@
 //! Results go to stdout, what is being done to stderr. The exit status is 0 if the task found nothing wrong, else 1.
 
 mod bench;
-mod bench_run;
 mod build;
 mod check_exports;
 mod check_report;
@@ -82,16 +81,8 @@ enum Task {
     /// Measure
     Bench {
         #[command(subcommand)]
-        what: Bench,
+        what: bench::Bench,
     },
-}
-
-#[derive(Subcommand)]
-enum Bench {
-    /// Time and memory of planning and converting a full-size model
-    Scale(bench::ScaleArgs),
-    /// Speed of the reference executor on a real model
-    Run(bench_run::RunArgs),
 }
 
 fn main() -> ExitCode {
@@ -109,8 +100,7 @@ fn main() -> ExitCode {
         Task::CheckReport(args) => check_report::run(&args),
         Task::CheckResume(args) => check_resume::run(&args),
         Task::Encodings { write } => encodings::run(write),
-        Task::Bench { what: Bench::Scale(args) } => bench::scale(&args),
-        Task::Bench { what: Bench::Run(args) } => bench_run::run(&args),
+        Task::Bench { what } => what.run(),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -146,8 +146,23 @@ pub struct InspectDocument {
     pub manifest: Option<serde_json::Value>,
     /// Metadata rows.
     pub metadata: Vec<(String, serde_json::Value)>,
+    /// The tokenizer in the container's tables; null where there is none.
+    pub vocabulary: Option<VocabularyDocument>,
     /// The directory.
     pub entries: Vec<EntryDocument>,
+}
+
+/// A tokenizer in the container's tables.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct VocabularyDocument {
+    /// `BPE`, `Unigram`, `WordPiece`, `RWKV`.
+    pub kind: String,
+    /// Tokens.
+    pub tokens: u32,
+    /// Merges.
+    pub merges: u32,
+    /// Steps of normalizer, pre-tokenizer and decoder.
+    pub steps: u32,
 }
 
 /// One entry of a directory.
@@ -507,6 +522,8 @@ pub struct DiffDocument {
     pub graphs: Vec<ChangeDocument>,
     /// Digests of side files, by path.
     pub files: Vec<ChangeDocument>,
+    /// The tokenizer in the container's tables.
+    pub vocabulary: Vec<ChangeDocument>,
     /// Devices and the bytes of weights on each.
     pub memory: Vec<ChangeDocument>,
     /// Rows of the container's metadata.

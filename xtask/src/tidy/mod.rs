@@ -248,7 +248,7 @@ mod tests {
             with(&[
                 ("src/artifact/codec.rs", "use bincode::Options;"),
                 ("src/artifact/wire.rs", "use bincode::Options;"),
-                ("src/checkpoint/hub.rs", "fn f() { hf_hub::x() }"),
+                ("src/checkpoint/hub/mod.rs", "fn f() { hf_hub::x() }"),
                 ("src/checkpoint/shard.rs", "use memmap2::Mmap;"),
                 ("src/quantize/mod.rs", "use memmap2::Mmap;"),
                 ("src/recipe/fetch.rs", "fn f() { hf_hub::x() }"),
@@ -256,7 +256,8 @@ mod tests {
             "src/artifact/wire.rs:2: contained: bincode is named in src/artifact/codec.rs only\n\
              src/quantize/mod.rs:2: contained: memmap2 is named in src/checkpoint/shard.rs, \
              src/artifact/reader.rs only\n\
-             src/recipe/fetch.rs:2: contained: hf_hub is named in src/checkpoint/hub.rs only"
+             src/recipe/fetch.rs:2: contained: hf_hub is named in src/checkpoint/hub/mod.rs, \
+             src/checkpoint/hub/answer.rs, src/checkpoint/hub/download.rs, src/checkpoint/hub/heads.rs only"
         );
     }
 

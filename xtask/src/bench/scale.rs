@@ -5,13 +5,12 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::Command;
 
 use clap::Args;
 use serde_json::{Value, json};
 
+use super::measure::{Usage, measure};
 use crate::fixtures::{self, SparseArgs};
 use crate::{Result, build};
 
@@ -42,22 +41,6 @@ pub struct ScaleArgs {
     #[command(flatten)]
     layout: SparseArgs,
 }
-
-/// What one run took.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Usage {
-    /// Seconds from start to end.
-    wall: f64,
-    /// Largest resident set in bytes, mapped files included; the kernel keeps this maximum.
-    peak_rss: u64,
-    /// Largest sampled resident set without file mappings, in bytes.
-    peak_anonymous: u64,
-    /// How often memory was sampled.
-    samples: u32,
-}
-
-/// Time between two looks at a process's memory.
-const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 
 /// Makes the model, plans it, converts it, and prints what that took.
 pub fn scale(args: &ScaleArgs) -> Result<()> {
@@ -147,66 +130,4 @@ fn document(args: &ScaleArgs, bytes: u64, plan: Usage, converted: Option<(Usage,
         "output_bytes": converted.map(|(_, size)| size),
         "source_gb_per_s": converted.map(|(u, _)| bytes as f64 / 1e9 / u.wall),
     })
-}
-
-/// Runs a program to its end and watches its memory. Its stdout is dropped; its stderr is shown.
-fn measure(command: &mut Command) -> Result<Usage> {
-    let shown = build::shown(command);
-    let failed = |e: std::io::Error| format!("{shown}: {e}");
-    let start = Instant::now();
-    let mut child = command.stdout(Stdio::null()).spawn().map_err(failed)?;
-    let status_file = format!("/proc/{}/status", child.id());
-    let mut usage = Usage::default();
-    loop {
-        // Read before the wait: the file of a process that has been waited for is gone.
-        if let Ok(status) = fs::read_to_string(&status_file)
-            && let (Some(rss), Some(anonymous)) =
-                (field(&status, "VmHWM"), field(&status, "RssAnon"))
-        {
-            usage.peak_rss = usage.peak_rss.max(rss);
-            usage.peak_anonymous = usage.peak_anonymous.max(anonymous);
-            usage.samples += 1;
-        }
-        if let Some(status) = child.try_wait().map_err(failed)? {
-            usage.wall = start.elapsed().as_secs_f64();
-            if !status.success() {
-                return Err(format!("{shown}: {status}"));
-            }
-            if usage.samples == 0 {
-                return Err(format!("{shown}: no memory sample; /proc is needed, as on Linux"));
-            }
-            return Ok(usage);
-        }
-        sleep(SAMPLE_EVERY);
-    }
-}
-
-/// A memory field of `/proc/PID/status`, in bytes.
-fn field(status: &str, name: &str) -> Option<u64> {
-    let line = status.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn fields_of_a_status_file_are_read_in_bytes() {
-        let status = "VmPeak:\t   99 kB\nVmHWM:\t   12345 kB\nRssAnon:\t       0 kB\nThreads:\t3\n";
-        assert_eq!(field(status, "VmHWM"), Some(12345 * 1024));
-        assert_eq!(field(status, "RssAnon"), Some(0));
-        assert_eq!(field(status, "Threads"), None);
-        assert_eq!(field(status, "VmH"), None);
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_process_is_sampled_and_a_failing_one_is_an_error() {
-        let usage = measure(Command::new("sleep").arg("0.2")).unwrap();
-        assert!(usage.wall >= 0.2 && usage.samples >= 2, "{usage:?}");
-        assert!(usage.peak_rss >= usage.peak_anonymous && usage.peak_anonymous > 0, "{usage:?}");
-        assert_eq!(measure(&mut Command::new("false")).unwrap_err(), "false: exit status: 1");
-    }
 }
