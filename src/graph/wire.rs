@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::ir::{KvTensor, Node, Port, Program, ProgramKind, Programs, ValueType, WeightRef};
 
 /// Version of the stored form.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// What the programs of an artifact share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -187,6 +187,8 @@ fn peaks<S: Simd>(s: S, source: Source, bytes: &[u8], block: usize, out: &mut [u
 
 /// Codes of quotients and the values they stand for.
 trait Code: Copy {
+    /// Whether scales of a second level are usual.
+    const SECOND: bool;
     fn code<S: Simd>(self, s: S, x: S::F) -> (S::I, S::F);
 }
 
@@ -197,6 +199,8 @@ struct Int {
 }
 
 impl Code for Int {
+    const SECOND: bool = false;
+
     #[inline(always)]
     fn code<S: Simd>(self, s: S, x: S::F) -> (S::I, S::F) {
         // Half away from zero; NaN becomes `lo`.
@@ -213,6 +217,8 @@ impl Code for Int {
 struct Small<const E: u32, const M: u32, const BY_VALUE: bool>;
 
 impl<const E: u32, const M: u32, const BY_VALUE: bool> Code for Small<E, M, BY_VALUE> {
+    const SECOND: bool = E + M == 3;
+
     #[inline(always)]
     fn code<S: Simd>(self, s: S, x: S::F) -> (S::I, S::F) {
         let bits = s.bits(x);
@@ -317,22 +323,13 @@ fn codes_of<const B: usize, S: Simd>(
     }
 }
 
-#[inline(always)]
-fn row_codes<const B: usize, const N: usize, S: Simd>(
-    s: S,
-    kind: impl Code,
-    source: impl Load<B>,
-    packing: impl Pack<N>,
-    row: &Row<'_>,
-    out: &mut [u8],
-) -> Lanes {
-    // Blocks whose scale has no finite reciprocal (`grid::Chosen::quotient`) are rare.
-    if row.inverses.iter().any(|i| *i > f32::MAX) {
-        scaled_codes::<B, N, S, true, true>(s, kind, source, packing, row, out)
-    } else if row.second == 1.0 {
-        scaled_codes::<B, N, S, false, false>(s, kind, source, packing, row, out)
-    } else {
-        scaled_codes::<B, N, S, false, true>(s, kind, source, packing, row, out)
+impl Row<'_> {
+    /// Whether the row takes the slower path that covers everything: it has blocks whose scale has no finite reciprocal
+    /// (`grid::Chosen::quotient`), or a second level that is not usual for such codes. It is compiled for the portable
+    /// kernel alone.
+    fn unusual(&self, kind: CodeKind) -> bool {
+        self.second != 1.0 && kind != CodeKind::E2M1
+            || self.inverses.iter().any(|inverse| *inverse > f32::MAX)
     }
 }
 
@@ -350,9 +347,8 @@ struct Chunk<S, C, L, P> {
 }
 
 impl<S: Simd, C: Code, L, P> Chunk<S, C, L, P> {
-    /// `LIFTS`: the reciprocal may be infinite. `TWO`: there is a second level.
     #[inline(always)]
-    fn encode<const B: usize, const N: usize, const LIFTS: bool, const TWO: bool>(
+    fn encode<const B: usize, const N: usize>(
         self,
         run: &mut Run<S>,
         bytes: &[u8; B],
@@ -365,7 +361,7 @@ impl<S: Simd, C: Code, L, P> Chunk<S, C, L, P> {
     {
         let s = self.s;
         let v = self.source.load(s, bytes);
-        let x = if LIFTS && inverse > f32::MAX {
+        let x = if S::ANY_ROW && inverse > f32::MAX {
             let product = scale * self.second;
             let effective = if product == 0.0 { self.second } else { product };
             s.mul(s.mul(v, s.splat(LIFT)), s.splat(1.0 / (effective * LIFT)))
@@ -374,13 +370,14 @@ impl<S: Simd, C: Code, L, P> Chunk<S, C, L, P> {
         };
         let (code, value) = self.kind.code(s, x);
         let first = s.mul(value, s.splat(scale));
-        run.add(s, v, if TWO { s.mul(first, s.splat(self.second)) } else { first });
+        let two = S::ANY_ROW || C::SECOND;
+        run.add(s, v, if two { s.mul(first, s.splat(self.second)) } else { first });
         self.packing.pack(s, code)
     }
 }
 
 #[inline(always)]
-fn scaled_codes<const B: usize, const N: usize, S: Simd, const LIFTS: bool, const TWO: bool>(
+fn row_codes<const B: usize, const N: usize, S: Simd>(
     s: S,
     kind: impl Code,
     source: impl Load<B>,
@@ -401,20 +398,20 @@ fn scaled_codes<const B: usize, const N: usize, S: Simd, const LIFTS: bool, cons
     for (((bytes, out), scale), inverse) in runs.iter().zip(out_runs).zip(scales).zip(inverses) {
         let mut run = Run::new(s);
         for k in 0..CHUNKS {
-            out[k] = chunk.encode::<B, N, LIFTS, TWO>(&mut run, &bytes[k], scale[k], inverse[k]);
+            out[k] = chunk.encode::<B, N>(&mut run, &bytes[k], scale[k], inverse[k]);
         }
         run.end(s, &mut sums);
     }
     let mut run = Run::new(s);
     let mut last = scales_rest.iter().zip(inverses_rest);
     for ((bytes, out), (scale, inverse)) in chunks.iter().zip(outs).zip(&mut last) {
-        *out = chunk.encode::<B, N, LIFTS, TWO>(&mut run, bytes, *scale, *inverse);
+        *out = chunk.encode::<B, N>(&mut run, bytes, *scale, *inverse);
     }
     if let (false, Some((scale, inverse))) = (rest.is_empty(), last.next()) {
         // Columns that are not there are zeros, whose codes are zeros and whose errors are none.
         let mut padded = [0; B];
         padded[..rest.len()].copy_from_slice(rest);
-        let packed: [u8; N] = chunk.encode::<B, N, LIFTS, TWO>(&mut run, &padded, *scale, *inverse);
+        let packed: [u8; N] = chunk.encode::<B, N>(&mut run, &padded, *scale, *inverse);
         out_rest.copy_from_slice(&packed[..out_rest.len()]);
     }
     run.end(s, &mut sums);
@@ -772,6 +769,9 @@ macro_rules! compiled_for {
                     unsafe { scales($simd::assumed(), kind, second, peaks, out) }
                 },
                 codes: |kind, source, row, out| {
+                    if row.unusual(kind) {
+                        return (super::portable::OPS.codes)(kind, source, row, out);
+                    }
                     // SAFETY: as above.
                     unsafe { codes($simd::assumed(), kind, source, row, out) }
                 },
