@@ -74,6 +74,7 @@ fn sample() -> Sample {
         schema_version: manifest::SCHEMA_VERSION,
         tool: Tool { name: "radpack".into(), version: "0.1.0".into() },
         format_version: 1,
+        tables: None,
         source: Source {
             repo: Some("org/model".into()),
             revision: None,

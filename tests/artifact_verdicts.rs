@@ -84,6 +84,39 @@ fn reader_and_verify_agree_with_an_independent_reader_on_every_mutant() {
     assert!(wrong.is_empty(), "{} of {} differ:\n{shown}", wrong.len(), lines.len());
 }
 
+/// A file of radpack's own for one device, without its checks of what lies under `radpack/`.
+#[test]
+fn the_reader_agrees_with_an_independent_one_on_mutants_of_a_file_that_radpack_wrote() {
+    let folder: PathBuf = [env!("CARGO_MANIFEST_DIR"), "fixtures", "rad", "v1"].iter().collect();
+    let part = |name: &str| std::fs::read(folder.join(name)).expect(name);
+    let mut base = part("llama-int8.tables.bin");
+    base.resize(base.len().next_multiple_of(2 << 20), 0);
+    base.extend(part("llama-int8.data.bin"));
+    let text = String::from_utf8(part("mutants.txt")).expect("UTF-8");
+    let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with('#')).collect();
+    assert!(lines.len() > 2500, "{} mutants", lines.len());
+    let wrong: Vec<String> = lines
+        .par_iter()
+        .filter_map(|line| {
+            let mut words = line.splitn(3, ' ');
+            let mut word = || words.next().expect("three columns");
+            let (size, patches, want) = (word(), word(), word());
+            let mut file = base.clone();
+            patches.split(',').for_each(|patch| apply(patch, &base, &mut file));
+            if size != "-" {
+                file.resize(hex(size) as usize, 0);
+            }
+            let found = match Artifact::from_bytes(&file) {
+                Err(refused) => format!("!{}", refused.field),
+                Ok(_) => "=".to_owned(),
+            };
+            (found != want).then(|| format!("{found}, not {want}: {line:.200}"))
+        })
+        .collect();
+    let shown = wrong.iter().take(20).cloned().collect::<Vec<_>>().join("\n");
+    assert!(wrong.is_empty(), "{} of {} differ:\n{shown}", wrong.len(), lines.len());
+}
+
 #[test]
 fn goldens_are_clean_and_cuts_of_them_are_refused() {
     assert_eq!(verdict(&fixture("golden.rad")), "=00");

@@ -2,11 +2,13 @@
 
 mod cli_support;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use cli_support::{dense, dense_copy, radpack, sha256, succeeds};
-use radpack::artifact::{Artifact, Step, Vocab, Writer, layout as names};
+use radpack::artifact::manifest::Manifest;
+use radpack::artifact::{Artifact, Step, Vocab, Writer, digests, layout as names};
 use radpack::checkpoint::{Checkpoint, OpenOptions};
 use radpack::pipeline::{self, Request};
 use radpack::recipe;
@@ -275,17 +277,25 @@ fn without_section(source: &Path, from: &Path, out: PathBuf) {
     let recipe = recipe::load(Some("bf16")).unwrap_or_else(|f| panic!("{f}"));
     let request = Request { weights_only: false, tokenizer_required: true };
     let plan = pipeline::plan(checkpoint, recipe, request).unwrap_or_else(|f| panic!("{f}"));
-    let layout = plan.layout_without_vocabulary().unwrap_or_else(|f| panic!("{f}"));
+    let layout = plan.earlier_layout(false).unwrap_or_else(|f| panic!("{f}"));
     let artifact = Artifact::open(from).expect("opens");
+    let mut manifest = Manifest::of(&artifact).expect("reads").expect("a manifest");
+    manifest.tables = None;
     let writer = Writer::create(&out, layout).unwrap_or_else(|f| panic!("{f}"));
     for entry in artifact.entries() {
-        let at = writer.layout().entry(&entry.name().to_string()).expect("the entry");
+        let name = entry.name().to_string();
+        let at = writer.layout().entry(&name).expect("the entry");
+        let own = match name.as_str() {
+            names::DIGESTS_ENTRY => continue,
+            names::MANIFEST_ENTRY => Some(manifest.to_bytes()),
+            _ => None,
+        };
         for plane in 0..entry.encoding().planes.len() {
-            writer.write(at, plane, 0, entry.plane(plane)).unwrap_or_else(|f| panic!("{f}"));
+            let bytes = own.as_deref().unwrap_or(entry.plane(plane));
+            writer.write(at, plane, 0, bytes).unwrap_or_else(|f| panic!("{f}"));
         }
     }
-    let digest = artifact.meta_text(names::DIGEST_KEY).expect("a digest").to_string();
-    writer.set_text(names::DIGEST_KEY, &digest).unwrap_or_else(|f| panic!("{f}"));
+    digests::seal(&writer, &BTreeMap::new()).unwrap_or_else(|f| panic!("{f}"));
     writer.finish().unwrap_or_else(|f| panic!("{f}"));
 }
 

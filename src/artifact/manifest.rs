@@ -78,6 +78,10 @@ pub struct Manifest {
     pub tool: Tool,
     /// Version of the extension of the container.
     pub format_version: u32,
+    /// Digest of everything before the data ([`Artifact::tables_digest`]); absent in files of versions that did not
+    /// state it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tables: Option<Sha256Hex>,
     /// Where the weights come from.
     pub source: Source,
     /// How they were converted.
@@ -396,7 +400,8 @@ impl Manifest {
         let mut m = self.clone();
         let source = m.source.files.iter_mut().map(|f| &mut f.sha256);
         let files = m.files.iter_mut().map(|f| &mut f.sha256);
-        for digest in source.chain(files).chain([&mut m.recipe.sha256]) {
+        let own = [&mut m.recipe.sha256].into_iter().chain(&mut m.tables);
+        for digest in source.chain(files).chain(own) {
             *digest = Sha256Hex::default();
         }
         m

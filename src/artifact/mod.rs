@@ -20,6 +20,7 @@ mod contents;
 pub mod digests;
 pub mod errors;
 mod experts;
+mod failing;
 pub mod layout;
 pub mod manifest;
 pub mod metadata;
@@ -41,6 +42,8 @@ mod writer;
 pub use contents::{
     Contents, EntrySpec, MetaValue, ProfileShare, canonical_order, data_order, device_order,
 };
+#[doc(hidden)]
+pub use failing::fail_operation;
 pub use pieces::{Pieces, Put, Read};
 pub use plan::Layout;
 pub use reader::{Artifact, Entry, MetaRef, PlaneAt, VocabSummary};

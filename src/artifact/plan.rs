@@ -115,6 +115,11 @@ impl Layout {
         &self.tables
     }
 
+    /// SHA-256 of [`Layout::tables`], which the manifest states.
+    pub fn tables_digest(&self) -> [u8; 32] {
+        super::digests::sha256([self.tables()])
+    }
+
     /// [`Layout::tables`] with one of the texts that come later; `None` when the layout has no such text of that length.
     pub fn tables_with(&self, key: &str, value: &str) -> Option<Vec<u8>> {
         let later = self.later(key).filter(|l| l.bytes == value.len())?;

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use memmap2::Mmap;
 
 use super::contents::{Contents, EntrySpec, MetaValue, ProfileShare};
-use super::layout::{META_FLOAT, META_INT, META_TEXT};
+use super::layout::{DIGEST_KEY, HEADER_BYTES, META_FLOAT, META_INT, META_TEXT};
 use super::refusal::{OpenError, Refused};
 use super::strings::{NameIndex, Text, until_nul};
 use super::tables::{Section, Tables, slice, u64s};
@@ -25,6 +25,9 @@ pub struct Artifact {
     tables: Tables,
     names: OnceLock<NameIndex>,
 }
+
+/// Characters of a SHA-256 in hex.
+const DIGEST_TEXT: usize = 64;
 
 #[derive(Debug)]
 enum Data {
@@ -156,6 +159,20 @@ impl Artifact {
             slice(self.blob(), e.name, prefix.len() as u64) == Some(prefix.as_bytes())
         };
         self.tables.entries.iter().any(begins)
+    }
+
+    /// SHA-256 of the file's bytes up to the end of its last table, the root digest's text replaced by dashes: what a
+    /// layout knows before any weight is read ([`Layout::tables_digest`](super::Layout::tables_digest)).
+    pub fn tables_digest(&self) -> [u8; 32] {
+        let h = &self.tables.header;
+        let sections = h.sections().into_iter().filter(|s| s.name != "data");
+        let end = sections.map(Section::end).max().unwrap_or(0).max(HEADER_BYTES);
+        let bytes = slice(self.bytes(), 0, end).unwrap_or(self.bytes());
+        let text = self.meta_text(DIGEST_KEY).map_or(0, |t| t.bytes().len());
+        let from = self.meta_text_at(DIGEST_KEY).and_then(|at| usize::try_from(at).ok());
+        let (before, rest) = bytes.split_at(from.unwrap_or(bytes.len()).min(bytes.len()));
+        let (_, after) = rest.split_at(text.min(rest.len()));
+        super::digests::sha256([before, &b"-".repeat(text.min(DIGEST_TEXT)), after])
     }
 
     /// SHA-256 of the file.

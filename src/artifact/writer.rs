@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use super::failing::operation;
 use super::plan::Layout;
 use super::reader::PlaneAt;
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result, count, list, size};
@@ -125,7 +126,7 @@ impl Writer {
         for (from, to) in taken.into_iter().chain([(end, end)]) {
             while at < from {
                 let n = (from - at).min(ZEROS.len() as u64);
-                self.file.write_all_at(ZEROS.get(..n as usize).unwrap_or_default(), at)?;
+                self.put(ZEROS.get(..n as usize).unwrap_or_default(), at)?;
                 at += n;
             }
             at = at.max(to);
@@ -163,7 +164,7 @@ impl Writer {
     /// Gives the partial file its whole size on the disk.
     fn reserve(&self) -> Result<()> {
         let bytes = self.layout.file_bytes();
-        reserve(&self.file, bytes).map_err(|e| match e.kind() {
+        operation().and_then(|()| reserve(&self.file, bytes)).map_err(|e| match e.kind() {
             io::ErrorKind::StorageFull => Failure::plain(
                 FailureKind::Failed,
                 format!("no room for {} ({}): {e}", self.out.display(), size(bytes)),
@@ -222,7 +223,7 @@ impl Writer {
                 format!("{} bytes at {offset} were written already", bytes.len()),
             ));
         }
-        self.file.write_all_at(bytes, at).map_err(|e| self.fail("write", &e))
+        self.put(bytes, at).map_err(|e| self.fail("write", &e))
     }
 
     /// Reads bytes of a plane back, as written so far.
@@ -237,7 +238,9 @@ impl Writer {
         into: &mut [u8],
     ) -> Result<()> {
         let at = self.place(entry, plane, offset, into.len())?;
-        self.file.read_exact_at(into, at).map_err(|e| self.fail("read back", &e))
+        operation()
+            .and_then(|()| self.file.read_exact_at(into, at))
+            .map_err(|e| self.fail("read back", &e))
     }
 
     /// Sets a metadata text that was planned as [`super::MetaValue::Later`].
@@ -254,9 +257,7 @@ impl Writer {
         if value.len() != later.bytes || value.contains('\0') {
             return Err(internal(format!("{} bytes, {} were planned", value.len(), later.bytes)));
         }
-        self.file
-            .write_all_at(value.as_bytes(), later.offset)
-            .map_err(|e| self.fail("write", &e))?;
+        self.put(value.as_bytes(), later.offset).map_err(|e| self.fail("write", &e))?;
         self.texts.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
         Ok(())
     }
@@ -307,10 +308,16 @@ impl Writer {
         let mut at = header;
         for (offset, len) in later.into_iter().chain([(tables.len(), 0)]) {
             let part = tables.get(at..offset).unwrap_or_default();
-            self.file.write_all_at(part, at as u64)?;
+            self.put(part, at as u64)?;
             at = offset + len;
         }
-        self.file.write_all_at(tables.get(..header).unwrap_or_default(), 0)
+        self.put(tables.get(..header).unwrap_or_default(), 0)
+    }
+
+    /// Every byte of the file goes through here.
+    fn put(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        operation()?;
+        self.file.write_all_at(bytes, at)
     }
 
     fn place(&self, entry: usize, plane: usize, offset: u64, len: usize) -> Result<u64> {
@@ -350,13 +357,16 @@ impl Drop for Writer {
 
 /// Brings a partial file to the disk and puts it in the place of `out`, in one rename.
 pub(super) fn publish(file: &File, partial: &Path, out: &Path) -> Result<()> {
-    file.sync_all().map_err(|e| Failure::io("bring to disk", partial, &e))?;
-    std::fs::rename(partial, out).map_err(|e| Failure::io("rename", partial, &e))?;
+    let synced = operation().and_then(|()| file.sync_all());
+    synced.map_err(|e| Failure::io("bring to disk", partial, &e))?;
+    let renamed = operation().and_then(|()| std::fs::rename(partial, out));
+    renamed.map_err(|e| Failure::io("rename", partial, &e))?;
     let folder = match out.parent() {
         Some(p) if !p.as_os_str().is_empty() => p,
         _ => Path::new("."),
     };
-    File::open(folder)
+    operation()
+        .and_then(|()| File::open(folder))
         .and_then(|f| f.sync_all())
         .map_err(|e| Failure::io("bring to disk the folder", folder, &e))
 }

@@ -188,6 +188,7 @@ impl Sha1 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::folder::Stamp;
     use super::*;
 
     #[test]
@@ -224,7 +225,9 @@ mod tests {
         for odd in ["", "ab", &sha256[..63], &"+a".repeat(20), &"zz".repeat(32), &"é".repeat(20)] {
             assert_eq!(BlobName::parse(odd), None, "{odd}");
         }
-        let at = |path: String| BlobName::of(&Found { location: path.into(), bytes: 0 });
+        let at = |path: String| {
+            BlobName::of(&Found { location: path.into(), bytes: 0, stamp: Stamp::default() })
+        };
         assert!(at(format!("/c/models--a--b/blobs/{sha256}")).is_some());
         assert_eq!(at(format!("/c/models--a--b/blobs/{sha256}.incomplete")), None);
         assert_eq!(at(format!("/c/blobs/{sha256}")), None);

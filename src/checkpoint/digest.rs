@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::blob::{BlobHasher, BlobName};
-use super::folder::Found;
+use super::folder::{Found, Stamp};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems};
 
 /// Bytes read and hashed at once: large enough that system calls cost nothing, small enough to stay in the cache.
@@ -86,6 +86,26 @@ pub(super) fn hash(
         return Err(Failure::plain(FailureKind::Failed, "stopped while hashing the source"));
     }
     problems.finish(FailureKind::Failed, "the source cannot be hashed", digests)
+}
+
+/// The files that are no longer what was opened: shorter, longer, written to, replaced or gone.
+pub(super) fn changed<'a>(files: impl IntoIterator<Item = &'a SourceFile>) -> Vec<Diagnostic> {
+    let since = |file: &SourceFile| {
+        let meta = match std::fs::metadata(&file.found.location) {
+            Ok(meta) => meta,
+            Err(e) => return Some(format!("{} cannot be examined any more: {e}", file.path)),
+        };
+        if meta.len() != file.bytes {
+            let (was, is) = (file.bytes, meta.len());
+            return Some(format!("{} had {was} bytes when it was opened, now {is}", file.path));
+        }
+        let same = Stamp::of(&meta) == file.found.stamp;
+        (!same).then(|| format!("{} was written to or replaced", file.path))
+    };
+    let problem = |what| {
+        Diagnostic::new("checkpoint", what).help("run again when nothing writes to the files")
+    };
+    files.into_iter().filter_map(since).map(problem).collect()
 }
 
 /// Why there is no digest of a file.

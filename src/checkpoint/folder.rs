@@ -76,6 +76,29 @@ pub(super) struct Found {
     pub location: PathBuf,
     /// Its length.
     pub bytes: u64,
+    /// Tells whether it is still the same file, as it was.
+    pub stamp: Stamp,
+}
+
+/// Device, inode, and the second and nanosecond of the last change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Stamp([i64; 4]);
+
+impl Stamp {
+    /// Of a file as it is now.
+    pub fn of(meta: &fs::Metadata) -> Stamp {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            // Only compared with one another, so that wrapping is of no concern.
+            Stamp([meta.dev() as i64, meta.ino() as i64, meta.mtime(), meta.mtime_nsec()])
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = meta;
+            Stamp::default()
+        }
+    }
 }
 
 /// Why a file cannot be read.
@@ -254,7 +277,11 @@ impl Folder {
                 format!("{} is no regular file", self.show(name)),
             )));
         }
-        Ok(Found { location, bytes: self.whole_length(name).unwrap_or(meta.len()) })
+        Ok(Found {
+            location,
+            bytes: self.whole_length(name).unwrap_or(meta.len()),
+            stamp: Stamp::of(&meta),
+        })
     }
 
     /// The bytes of a file of at most `limit` bytes that is no Git LFS pointer.

@@ -670,6 +670,16 @@ impl Checkpoint {
         digest::hash(&files, cancel, progress)
     }
 
+    /// Fails when a wanted file is no longer what was opened: what was read of it may be neither the old file nor the new.
+    ///
+    /// # Errors
+    /// Failed (1): every such file by name.
+    pub fn check_unchanged(&self, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+        let mut problems = Problems::new();
+        problems.extend(digest::changed(self.files.iter().filter(|f| wanted(&f.path))));
+        problems.finish(FailureKind::Failed, "the source changed while it was read", ())
+    }
+
     /// The source file that `path` is, by whatever name or link, so that an output can be kept from overwriting an
     /// input; `None` for another file or none.
     pub fn holds(&self, path: &Path) -> Option<&str> {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use radpack::artifact::errors::WeightError;
 use radpack::artifact::manifest::Manifest;
 use radpack::artifact::verify::{Options as VerifyOptions, verify};
-use radpack::artifact::{digests, layout as names};
+use radpack::artifact::{digests, layout as names, partial_path};
 use radpack::checkpoint::Extent;
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
 use radpack::model::{ModelSpec, Origin};
@@ -60,6 +60,11 @@ pub fn run(args: &Convert, output: &Output) -> Result<ExitCode> {
         cancelled: request::stop_on_signals(),
     };
     let earlier = Earlier { artifact: reuse.as_ref(), partial: args.resume };
+    if !args.resume {
+        // Between here and the conversion's claim of the partial file, nothing mapped is read.
+        let partial = partial_path(&written.canonicalize().unwrap_or(written.clone()));
+        super::mapped::remove_when_truncated([&partial, &pipeline::journal_path(&partial)]);
+    }
     let converted = match &part {
         None => pipeline::convert_from(&plan, out, options, earlier),
         Some(part) => pipeline::convert_part(&plan, part, &written, options, earlier),

@@ -15,6 +15,7 @@ mod extract;
 mod graphs;
 mod inspect;
 mod kv_blocks;
+mod mapped;
 mod merge;
 mod output;
 mod progress;
@@ -43,6 +44,7 @@ pub fn run() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
+    mapped::explain_faults();
     let output = Output::new(json_wanted(&cli.command));
     match dispatch(&cli.command, &output) {
         Ok(code) => code,

@@ -120,6 +120,12 @@ impl Failure {
 
     /// An I/O error: what was being done, to which path, and the system's reason.
     pub fn io(doing: &str, path: &std::path::Path, error: &std::io::Error) -> Failure {
+        // Bytes of a map that are no longer in its file cannot be handed to the system.
+        if error.raw_os_error() == Some(libc::EFAULT) {
+            let what = "a file that is read from became shorter meanwhile";
+            let said = format!("cannot {doing} {}: {what} ({error})", path.display());
+            return Failure::plain(FailureKind::Failed, said);
+        }
         Failure::plain(FailureKind::Failed, format!("cannot {doing} {}: {error}", path.display()))
     }
 }

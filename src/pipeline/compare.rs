@@ -98,7 +98,7 @@ pub fn compare(
     }
     findings.extend(files(plan, artifact, &hashes)?);
     let mut manifest = final_manifest(plan, &hashes);
-    set_blocks(artifact, &mut manifest);
+    take_over(artifact, &mut manifest);
     if findings.is_empty() {
         // A file made from other bytes differs here too; the lines above name the cause better.
         findings.extend(opaque(artifact, names::MANIFEST_ENTRY, &manifest.to_bytes()));
@@ -109,12 +109,17 @@ pub fn compare(
     Ok(Comparison { weights: work.jobs.len(), bytes, findings })
 }
 
-/// Takes over how many cache blocks the file was set to, the one value that no conversion decides.
-fn set_blocks(artifact: &Artifact, planned: &mut manifest::Manifest) {
-    let entry = artifact.find(names::MANIFEST_ENTRY);
-    let stored = entry.and_then(|e| manifest::Manifest::parse(e.plane(0)).ok());
-    if let (Some(stored), Some(planned)) = (stored.and_then(|m| m.graphs), planned.graphs.as_mut())
-    {
+/// The file's own manifest, if it can be read.
+fn stored_manifest(artifact: &Artifact) -> Option<manifest::Manifest> {
+    manifest::Manifest::parse(artifact.find(names::MANIFEST_ENTRY)?.plane(0)).ok()
+}
+
+/// Takes over how many cache blocks the file was set to, the one value that no conversion decides, and that an earlier
+/// version stated no digest of the tables.
+fn take_over(artifact: &Artifact, planned: &mut manifest::Manifest) {
+    let Some(stored) = stored_manifest(artifact) else { return };
+    planned.tables = planned.tables.filter(|_| stored.tables.is_some());
+    if let (Some(stored), Some(planned)) = (stored.graphs, planned.graphs.as_mut()) {
         planned.kv.blocks = stored.kv.blocks;
     }
 }
@@ -297,10 +302,7 @@ fn files(plan: &Plan, artifact: &Artifact, hashes: &[FileDigest]) -> Result<Vec<
             Some(_) => {}
         }
     }
-    let manifest = match artifact.find(names::MANIFEST_ENTRY) {
-        Some(entry) => manifest::Manifest::parse(entry.plane(0)).ok(),
-        None => None,
-    };
+    let manifest = stored_manifest(artifact);
     let recorded: BTreeMap<&str, [u8; 32]> = manifest
         .iter()
         .flat_map(|m| &m.source.files)
@@ -325,10 +327,11 @@ fn files(plan: &Plan, artifact: &Artifact, hashes: &[FileDigest]) -> Result<Vec<
 fn tables(plan: &Plan, artifact: &Artifact, path: &Path) -> Result<Vec<Diagnostic>> {
     let Some(digest) = artifact.meta_text(names::DIGEST_KEY) else { return Ok(Vec::new()) };
     let before;
-    let layout = match (&plan.contents.vocab, artifact.vocab_summary()) {
-        // Written before files carried the section, which is no fault.
-        (Some(_), None) => {
-            before = plan.layout_without_vocabulary()?;
+    let layout = match stored_manifest(artifact) {
+        // Written before manifests stated the digest of the tables, perhaps before files carried a vocabulary section,
+        // which is no fault.
+        Some(stored) if stored.tables.is_none() => {
+            before = plan.earlier_layout(artifact.vocab_summary().is_some())?;
             &before
         }
         _ => &plan.layout,

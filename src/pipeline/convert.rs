@@ -161,6 +161,9 @@ fn write(
         progress: options.progress,
     };
     let (sums, files) = run((plan, &reads), &work, &sink, options, (hashed, Some(&log)))?;
+    // Weights are read through a map and hashed by another reading of the file: both were of the same bytes if nobody
+    // wrote to it since it was opened.
+    plan.sources.check_unchanged(&reads)?;
     let known = sink.digests.into_inner().unwrap_or_else(PoisonError::into_inner);
     let wholes = sink.wholes.into_inner().unwrap_or_else(PoisonError::into_inner);
 

@@ -95,8 +95,8 @@ pub(super) fn identity_of(
     digests::sha256([layout.tables(), &manifest, &partition])
 }
 
-/// The journal of a partial file.
-pub(super) fn path(partial: &Path) -> PathBuf {
+/// The journal of a partial file, which tells what of it can be kept.
+pub fn path(partial: &Path) -> PathBuf {
     let mut name = partial.as_os_str().to_owned();
     name.push(".journal");
     PathBuf::from(name)

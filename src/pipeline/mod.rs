@@ -28,6 +28,7 @@ pub use compare::{Comparison, compare, plan_of};
 pub use convert::{ConvertOptions, Converted, Earlier, convert, convert_from, convert_part};
 pub use disk::free_bytes;
 pub use imatrix::{Entry as ImportanceEntry, IMATRIX_FILE, Imatrix, Importances};
+pub use journal::path as journal_path;
 pub use merge::{Merged, merge};
 pub use outline::{Outline, Subject};
 pub use part::{PartPlan, part_path};

@@ -109,9 +109,10 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
         compiled: compiled.as_ref(),
         vocab,
     };
-    let manifest = made_from.manifest();
+    let mut manifest = made_from.manifest();
     let contents = made_from.contents(&manifest)?;
     let layout = Layout::plan(&contents)?;
+    manifest.tables = Some(manifest::Sha256Hex(layout.tables_digest()));
     Ok(Plan {
         sources,
         recipe,
@@ -131,12 +132,19 @@ pub fn plan(sources: impl Into<Sources>, recipe: Recipe, request: Request) -> Re
 }
 
 impl Plan {
-    /// The layout that this plan had before files carried a vocabulary section.
+    /// The layout that this plan had before manifests stated the digest of the tables; without a `vocabulary`, as it was
+    /// before files carried that section.
     ///
     /// # Errors
     /// As [`Layout::plan`].
-    pub fn layout_without_vocabulary(&self) -> Result<Layout> {
-        Layout::plan(&Contents { vocab: None, ..self.contents.clone() })
+    pub fn earlier_layout(&self, vocabulary: bool) -> Result<Layout> {
+        let mut contents = self.contents.clone();
+        contents.vocab = contents.vocab.filter(|_| vocabulary);
+        let manifest = Manifest { tables: None, ..self.manifest.clone() }.to_bytes();
+        for entry in contents.entries.iter_mut().filter(|e| e.name == names::MANIFEST_ENTRY) {
+            *entry = EntrySpec::opaque(names::MANIFEST_ENTRY, manifest.len() as u64);
+        }
+        Layout::plan(&contents)
     }
 
     /// Positions in the directory of the entries that a weight is stored as, piece by piece; empty for a weight that is
@@ -456,6 +464,7 @@ impl MadeFrom<'_> {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
             },
             format_version: names::EXTENSION_VERSION as u32,
+            tables: Some(zero),
             source: manifest::Source {
                 repo: hub.map(|h| h.repo.clone()),
                 revision: hub.map(|h| h.commit.clone()),

@@ -173,6 +173,16 @@ impl Sources {
         Ok(all)
     }
 
+    /// Fails when a wanted file of [`Sources::files`] is no longer what was opened.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::check_unchanged`].
+    pub fn check_unchanged(&self, wanted: &dyn Fn(&str) -> bool) -> Result<()> {
+        self.main.check_unchanged(wanted)?;
+        let Some(draft) = &self.draft else { return Ok(()) };
+        draft.check_unchanged(&|path| wanted(&format!("{DRAFT_FOLDER}{path}")))
+    }
+
     /// The source file that `path` is, by whatever name or link; `None` for another file or none.
     pub fn holds(&self, path: &Path) -> Option<String> {
         let same = |i: &&Imatrix| {

@@ -180,6 +180,11 @@ fn check_manifest(
     faults.say(m.recipe.sha256.0 == recipe, AREA, || {
         format!("recipe sha256 {}, the header's text has {}", m.recipe.sha256, hex(&recipe))
     });
+    let tables = artifact.tables_digest();
+    faults.say(m.tables.is_none_or(|stated| stated.0 == tables), AREA, || {
+        let stated = m.tables.unwrap_or_default();
+        format!("sha256 of the tables is {}, {stated} is stated", hex(&tables))
+    });
     let devices = artifact.meta_int(DEVICES_KEY);
     faults.say(devices == Some(i64::from(m.devices)), AREA, || {
         format!(

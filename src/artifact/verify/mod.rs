@@ -6,7 +6,7 @@
 //!    parallel, at the speed of the disk.
 //! 3. Of a file for several devices: the table of who holds what against the directory, the digests of whole weights,
 //!    zeros in the padding, the order of devices.
-//! 4. The manifest and the error table against the weights.
+//! 4. The manifest and the error table against the weights, and the digest of the tables.
 
 mod content;
 mod partition;

@@ -7,6 +7,7 @@
 //! | contained | a crate named outside the files that contain it |
 //! | printing | `println!` and its kin outside `src/cli` and `src/main.rs` |
 //! | names | modules called `utils`, `common` or `helpers` |
+//! | safety | `unsafe` in a file that docs/safety.md doesn't list |
 //! | unfinished | `todo!`, `unimplemented!`, `#[ignore]` and notes to come back later |
 //! | length | Rust files of more than 800 lines |
 //! | module-doc | Rust files that don't open with `//!` |
@@ -49,6 +50,9 @@ pub struct Source {
     pub text: String,
 }
 
+/// The document that has the argument for every `unsafe`.
+const SAFETY: &str = "docs/safety.md";
+
 /// Checks the whole tree and prints every finding.
 pub fn run() -> Result<()> {
     let mut sources = Vec::new();
@@ -72,6 +76,7 @@ pub fn run() -> Result<()> {
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     let mut found = Vec::new();
     let tree = direction::Tree::of(sources);
+    let safety = sources.iter().find(|s| s.path == SAFETY).map_or("", |s| s.text.as_str());
     for source in sources {
         let mut report = |line: usize, rule: &'static str, message: String| {
             found.push(Finding { file: source.path.clone(), line, rule, message });
@@ -80,6 +85,10 @@ pub fn check(sources: &[Source]) -> Vec<Finding> {
         if source.path.ends_with(".rs") {
             let tokens = code::tokens(&source.text);
             code::check(&source.path, &tokens, &mut report);
+            let listed = safety.contains(&format!("| `{}` |", source.path));
+            if let Some(token) = tokens.iter().find(|t| t.text == "unsafe" && !listed) {
+                report(token.line, "safety", format!("unsafe, and {SAFETY} doesn't list the file"));
+            }
             tree.check(&source.path, &tokens, &mut report);
         }
     }
@@ -258,6 +267,19 @@ mod tests {
              src/artifact/reader.rs only\n\
              src/recipe/fetch.rs:2: contained: hf_hub is named in src/checkpoint/hub/mod.rs, \
              src/checkpoint/hub/answer.rs, src/checkpoint/hub/download.rs, src/checkpoint/hub/heads.rs only"
+        );
+    }
+
+    #[test]
+    fn unsafe_code_is_listed_with_its_argument() {
+        let files = [
+            ("docs/safety.md", "| file | argument |\n| `src/tensor/a.rs` | why |\n"),
+            ("src/tensor/a.rs", "fn f() { unsafe { g() } }"),
+            ("src/tensor/b.rs", "// unsafe\n#![deny(unsafe_op_in_unsafe_fn)]\nunsafe fn g() {}"),
+        ];
+        assert_eq!(
+            with(&files),
+            "src/tensor/b.rs:4: safety: unsafe, and docs/safety.md doesn't list the file"
         );
     }
 
