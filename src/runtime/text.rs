@@ -60,6 +60,14 @@ impl Tokenizer {
                 "convert from a folder that has one, without --no-tokenizer",
             )
         })?;
+        Tokenizer::from_json(bytes)
+    }
+
+    /// The tokenizer of the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// A text that is not understood.
+    pub fn from_json(bytes: &[u8]) -> Result<Tokenizer> {
         let mut model = Model::from_bytes(bytes).map_err(|e| fault(TOKENIZER, e))?;
         model.with_truncation(None).map_err(|e| fault(TOKENIZER, e))?;
         model.with_padding(None);
@@ -162,14 +170,20 @@ impl Chat {
         let own = side_file(artifact, TEMPLATE)
             .map(|bytes| std::str::from_utf8(bytes).map_err(|e| fault(TEMPLATE, e)))
             .transpose()?;
-        let Some(template) = chosen_template(own, &settings) else { return Ok(None) };
+        Ok(Chat::of(own, &settings))
+    }
+
+    /// The template `own`, else the one of `settings` (a `tokenizer_config.json`), whose tokens it sees; `None` without
+    /// either.
+    pub fn of(own: Option<&str>, settings: &Json) -> Option<Chat> {
+        let template = chosen_template(own, settings)?;
         let mut variables = Map::new();
         for (key, value) in settings.as_object().into_iter().flatten() {
             if let (true, Some(text)) = (key.ends_with("_token"), token_text(value)) {
                 variables.insert(key.clone(), json!(text));
             }
         }
-        Ok(Some(Chat { template, variables }))
+        Some(Chat { template, variables })
     }
 
     /// The prompt that asks for an answer to `messages`, each an object with `role` and `content`.
