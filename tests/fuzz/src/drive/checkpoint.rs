@@ -10,7 +10,7 @@ use radpack::pipeline::{self, Imatrix, Request};
 use radpack::recipe::Recipe;
 
 use super::archive::{folder as memory, placeless, unpack};
-use super::{Outcome, lines};
+use super::{Outcome, lines, shown};
 
 /// Rows of a weight that are read at a time, and how many in all.
 const ROWS: u64 = 3;
@@ -28,7 +28,8 @@ pub fn safetensors(input: &[u8]) -> Outcome {
     for entry in entries {
         assert_eq!(entry.begin, end, "tensors lie one after the other");
         end = entry.end;
-        let bits = entry.info.shape.elements().expect("counted") * u64::from(entry.info.dtype.bits());
+        let bits =
+            entry.info.shape.elements().expect("counted") * u64::from(entry.info.dtype.bits());
         assert_eq!(bits, (entry.end - entry.begin) * 8, "a tensor has the bytes of its shape");
     }
     assert_eq!(end, have, "tensors fill the file");
@@ -42,8 +43,8 @@ pub fn safetensors(input: &[u8]) -> Outcome {
 pub fn config(input: &[u8]) -> Outcome {
     let file = JsonFile::parse("config.json", "config.json", input.to_vec())
         .map_err(|problem| failure(problem))?;
-    let spec = model::read_spec(&file.value, Some(&file.text)).map_err(|f| f.to_string())?;
-    let again = model::read_spec(&file.value, None).map_err(|f| f.to_string());
+    let spec = model::read_spec(&file.value, Some(&file.text)).map_err(|f| shown(&f, input))?;
+    let again = model::read_spec(&file.value, None);
     assert_eq!(again.as_ref(), Ok(&spec), "one meaning, with a text to point into and without");
     Ok(format!("{} layers", spec.text.layers.len()))
 }
@@ -55,7 +56,7 @@ fn failure(problem: radpack::diag::Diagnostic) -> String {
 /// A folder: weights, index, configuration, side files; planned under a recipe that quantizes what it can.
 pub fn folder(input: &[u8]) -> Outcome {
     let folder = unpack(input);
-    read(folder.path(), folder.path())
+    read(input, folder.path(), folder.path())
 }
 
 /// As [`folder`]: quantized sources have seeds of their own.
@@ -72,7 +73,7 @@ pub fn gguf(input: &[u8]) -> Outcome {
     let folder = memory();
     let path = folder.path().join("model.gguf");
     fs::write(&path, input).expect("writes");
-    read(&path, folder.path())
+    read(input, &path, folder.path())
 }
 
 /// Importances of llama.cpp, either form.
@@ -86,8 +87,8 @@ pub fn imatrix(input: &[u8]) -> Outcome {
 }
 
 /// Opens a source, reads weights, and plans conversions.
-fn read(source: &Path, folder: &Path) -> Outcome {
-    let said = |f: &radpack::diag::Failure| placeless(&f.to_string(), folder);
+fn read(input: &[u8], source: &Path, folder: &Path) -> Outcome {
+    let said = |f: &radpack::diag::Failure| placeless(&shown(f, input), folder);
     let open = || Checkpoint::open(source, &OpenOptions::default()).map_err(|f| said(&f));
     let checkpoint = open()?;
     let mut outcome = vec![format!("{} tensors", checkpoint.tensors().len())];

@@ -21,7 +21,8 @@ static ANSWERS: Mutex<BTreeMap<String, Vec<u8>>> = Mutex::new(BTreeMap::new());
 pub fn answers(input: &[u8]) -> Outcome {
     let given = files(input).into_iter().map(|(name, bytes)| (name.to_owned(), bytes.to_vec()));
     let given: BTreeMap<String, Vec<u8>> = given.collect();
-    let extent = if given.contains_key("everything") { Extent::Everything } else { Extent::Headers };
+    let extent =
+        if given.contains_key("everything") { Extent::Everything } else { Extent::Headers };
     *ANSWERS.lock().unwrap_or_else(PoisonError::into_inner) = given;
     let cache = folder();
     let hub = HubEnvironment {

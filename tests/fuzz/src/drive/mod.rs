@@ -3,6 +3,10 @@
 //! A driver panics where an invariant of accepted input is broken, and only there. Its texts name no folder of this
 //! machine, so that they can be compared.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use radpack::diag::Failure;
+
 pub mod archive;
 mod artifact;
 mod checkpoint;
@@ -45,6 +49,19 @@ pub const DRIVERS: &[(&str, Driver)] = &[
 /// The driver of a target.
 pub fn driver(target: &str) -> Option<Driver> {
     DRIVERS.iter().find(|(name, _)| *name == target).map(|(_, driver)| *driver)
+}
+
+/// Set by the fuzzers: texts are rendered for some inputs only and loops are kept short, so that parsers get the time.
+pub static HURRY: AtomicBool = AtomicBool::new(false);
+
+/// Whether an input is one of those whose texts are rendered.
+fn leisurely(input: &[u8]) -> bool {
+    !HURRY.load(Ordering::Relaxed) || input.len().is_multiple_of(16)
+}
+
+/// A failure as people see it, or its headline.
+fn shown(failure: &Failure, input: &[u8]) -> String {
+    if leisurely(input) { failure.to_string() } else { failure.headline.clone() }
 }
 
 /// Lines of a list of problems.

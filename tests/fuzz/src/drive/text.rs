@@ -1,6 +1,7 @@
 //! Recipes, tokenizers, chat templates, corpora, pictures.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use radpack::diag::SourceText;
 use radpack::pipeline;
@@ -8,13 +9,13 @@ use radpack::recipe::{self, Recipe};
 use radpack::runtime::{Chat, Picture, Tokenizer, read_corpus};
 use serde_json::{Value, json};
 
-use super::Outcome;
 use super::archive::files;
+use super::{HURRY, Outcome, shown};
 
 /// A recipe: what is accepted has one canonical text, which means the same.
 pub fn recipe(input: &[u8]) -> Outcome {
     let mut recipe =
-        Recipe::from_bytes("recipe.toml", input.to_vec()).map_err(|f| f.to_string())?;
+        Recipe::from_bytes("recipe.toml", input.to_vec()).map_err(|f| shown(&f, input))?;
     let text = recipe.to_toml();
     let again = parsed(&text);
     assert_eq!(again, recipe, "the canonical text means the same\n{text}");
@@ -36,7 +37,7 @@ pub fn recipe_import(input: &[u8]) -> Outcome {
     let text = std::str::from_utf8(input).map_err(|e| e.to_string())?;
     let source = Arc::new(SourceText { name: "recipe.txt".to_owned(), text: text.to_owned() });
     let variable = |name: &str| (name == "BITS").then(|| "4".to_owned());
-    let made = recipe::import(&source, &variable).map_err(|f| f.to_string())?;
+    let made = recipe::import(&source, &variable).map_err(|f| shown(&f, input))?;
     let recipe = parsed(&made);
     Ok(format!("{} rules", recipe.rules.len()))
 }
@@ -77,6 +78,19 @@ pub fn tokenizer(input: &[u8]) -> Outcome {
     Ok(outcome)
 }
 
+/// Steps of a template. Those that make texts longer are counted by what they are, not by how long the text gets: a template
+/// that doubles a text 40 times takes a few hundred steps, and all memory (docs/fuzzing.md).
+fn steps(template: &[u8]) -> u64 {
+    let has = |words: &[&str]| {
+        words.iter().any(|w| template.windows(w.len()).any(|found| found == w.as_bytes()))
+    };
+    match () {
+        () if has(&["replace", "*", "indent", "format", "\\u"]) => 6,
+        () if has(&["~", "+", "join", "list", "append"]) => 60,
+        () => 20_000,
+    }
+}
+
 /// A chat template and its settings, over messages of the usual forms.
 pub fn chat(input: &[u8]) -> Outcome {
     let files = files(input);
@@ -85,10 +99,14 @@ pub fn chat(input: &[u8]) -> Outcome {
         Some(text) => serde_json::from_slice(text).map_err(|e| e.to_string())?,
         None => Value::Null,
     };
-    let template = find("chat_template.jinja").unwrap_or(if files.is_empty() { input } else { b"" });
+    let template =
+        find("chat_template.jinja").unwrap_or(if files.is_empty() { input } else { b"" });
     let template = std::str::from_utf8(template).map_err(|e| e.to_string())?;
     let own = (!template.is_empty()).then_some(template);
-    let Some(chat) = Chat::of(own, &settings) else { return Err("no template".to_owned()) };
+    let Some(mut chat) = Chat::of(own, &settings) else { return Err("no template".to_owned()) };
+    if HURRY.load(Ordering::Relaxed) {
+        chat = chat.limited(steps(input));
+    }
     let messages = [
         json!({"role": "system", "content": "be brief"}),
         json!({"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}),

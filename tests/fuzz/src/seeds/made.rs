@@ -22,7 +22,9 @@ pub fn add(seeds: &mut Seeds) {
     for name in ["golden", "golden_full"] {
         container(seeds, &read(format!("fixtures/rad-container/{name}.rad")));
     }
-    for (model, devices) in [("tiny-llama", 1), ("tiny-llama", 2), ("tiny-gemma4-dense", 1), ("tiny-qwen3-moe", 2)] {
+    for (model, devices) in
+        [("tiny-llama", 1), ("tiny-llama", 2), ("tiny-gemma4-dense", 1), ("tiny-qwen3-moe", 2)]
+    {
         file(seeds, &converted(&testkit::tiny_model(model), devices));
     }
     let part = Part {
@@ -33,7 +35,12 @@ pub fn add(seeds: &mut Seeds) {
         entries: vec![PartEntry { position: 3, layer: 1, expert: -1, slot: 0 }],
         data: vec![0, 1],
         files: vec![digests::EntryDigest { name: "a".into(), sha256: [1; 32] }],
-        weights: vec![PartWeight { name: "w".into(), whole: [2; 32], squared_error: 0.5, squared: 2.0 }],
+        weights: vec![PartWeight {
+            name: "w".into(),
+            whole: [2; 32],
+            squared_error: 0.5,
+            squared: 2.0,
+        }],
     };
     seeds.add("sections", [vec![3], part.encode()].concat());
     let folder = testkit::fixtures().join("tiny-gemma4-dense");
@@ -46,7 +53,8 @@ fn estimate(bytes: &[u8]) -> Estimate {
     let weights = Weights::open(&artifact).expect("weights");
     let model = MemoryModel::of_artifact(&weights, &[0], &opened.programs, &opened.sizes);
     let target = Profile::find("rbln-ca25").unwrap_or_else(|f| panic!("{f}"));
-    estimate::estimate(&model, &target, estimate::Options::default()).unwrap_or_else(|f| panic!("{f}"))
+    estimate::estimate(&model, &target, estimate::Options::default())
+        .unwrap_or_else(|f| panic!("{f}"))
 }
 
 /// Tables, and the first of the data.
@@ -90,13 +98,17 @@ fn file(seeds: &mut Seeds, bytes: &[u8]) {
     seeds.add("entries", packed(&|_| true));
     seeds.add("entries", packed(&|name| !name.starts_with("radpack/file/")));
     seeds.add("entries", packed(&|name| name.starts_with("radpack/graph")));
-    seeds.add("entries", packed(&|name| name == "radpack/manifest.json" || name.starts_with("bf16")));
+    seeds.add(
+        "entries",
+        packed(&|name| name == "radpack/manifest.json" || name.starts_with("bf16")),
+    );
     programs(seeds, &artifact);
 }
 
 /// All programs together, and each alone.
 fn programs(seeds: &mut Seeds, artifact: &Artifact) {
-    let decoded = |name: &str| artifact.find(name).map(|e| (e.plane(0), digests::sha256([e.plane(0)])));
+    let decoded =
+        |name: &str| artifact.find(name).map(|e| (e.plane(0), digests::sha256([e.plane(0)])));
     let Some((bytes, digest)) = decoded(GRAPHS_ENTRY) else { return };
     let index: WireIndex = codec::decode(bytes, &digest).expect("an index");
     let sections: Vec<WireProgram> = index
@@ -128,6 +140,12 @@ fn documents(seeds: &mut Seeds, estimate: &Estimate) {
     seeds.pack("card", &[("estimate", estimate.as_bytes())]);
     seeds.pack(
         "card",
-        &[("title", b"A *model*"), ("license", b"apache-2.0"), ("eval", eval.as_bytes()), ("eval", eval.as_bytes()), ("estimate", estimate.as_bytes())],
+        &[
+            ("title", b"A *model*"),
+            ("license", b"apache-2.0"),
+            ("eval", eval.as_bytes()),
+            ("eval", eval.as_bytes()),
+            ("estimate", estimate.as_bytes()),
+        ],
     );
 }

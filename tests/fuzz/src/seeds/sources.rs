@@ -13,20 +13,44 @@ const MOST: usize = 64 << 10;
 
 /// Configurations of quantized checkpoints, by what stands in their tensors' names.
 const QUANTIZED: [(&str, &str); 14] = [
-    ("awq", r#"{"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": true, "version": "gemm"}"#),
+    (
+        "awq",
+        r#"{"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": true, "version": "gemm"}"#,
+    ),
     ("gptq_v1", r#"{"quant_method": "gptq", "bits": 4, "group_size": 32}"#),
-    ("gptq_v2", r#"{"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": true, "checkpoint_format": "gptq_v2"}"#),
+    (
+        "gptq_v2",
+        r#"{"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": true, "checkpoint_format": "gptq_v2"}"#,
+    ),
     ("mxfp4", r#"{"quant_method": "mxfp4"}"#),
     ("fp8", r#"{"quant_method": "fp8", "weight_block_size": [128, 128]}"#),
     ("fp8", r#"{"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["*.q_*"]}"#),
-    ("nvfp4", r#"{"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*.mlp.gate"]}"#),
+    (
+        "nvfp4",
+        r#"{"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "*.mlp.gate"]}"#,
+    ),
     ("modelopt", r#"{"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}"#),
     ("int8_wo", r#"{"quant_method": "modelopt", "quant_algo": "INT8_WO"}"#),
-    ("pack", r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["re:.*lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": true, "actorder": null}}}}"#),
-    ("int", r#"{"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": [], "config_groups": {"group_0": {"targets": ["re:.*w.*"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}}}"#),
-    ("fp8", r#"{"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["a"], "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}}}"#),
-    ("nvfp4", r#"{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {"g": {"targets": ["Linear"], "format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}}}}"#),
-    ("", r#"{"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {"a": {}}}"#),
+    (
+        "pack",
+        r#"{"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["re:.*lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": true, "actorder": null}}}}"#,
+    ),
+    (
+        "int",
+        r#"{"quant_method": "compressed-tensors", "format": "int-quantized", "ignore": [], "config_groups": {"group_0": {"targets": ["re:.*w.*"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}}}"#,
+    ),
+    (
+        "fp8",
+        r#"{"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["a"], "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}}}}"#,
+    ),
+    (
+        "nvfp4",
+        r#"{"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {"g": {"targets": ["Linear"], "format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}}}}"#,
+    ),
+    (
+        "",
+        r#"{"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": {"a": {}}}"#,
+    ),
 ];
 
 /// Chat templates with what published ones use.
@@ -72,7 +96,10 @@ fn framed(header: &[u8], data: usize) -> Vec<u8> {
 }
 
 fn tensors(seeds: &mut Seeds) {
-    let all = ["F64", "I64", "F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "U8", "BOOL"];
+    let all = [
+        "F64", "I64", "F32", "I32", "BF16", "F16", "I16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "U8",
+        "BOOL",
+    ];
     for dtype in all {
         let width = testkit::safetensors::dtype_bytes(dtype).unwrap_or(1);
         let header = header(&[("a", dtype, &[2, 3], 6 * width), ("b", dtype, &[], width)]);
@@ -135,15 +162,18 @@ fn models(seeds: &mut Seeds) {
             ("generation_config.json", br#"{"eos_token_id": [1, 2]}"#),
         ],
     );
-    seeds.pack("checkpoint", &[
-        ("model.safetensors", &two),
-        ("vocab.json", br#"{"a": 1}"#),
-        ("vocab.txt", b"a\nb\nc"),
-        ("added_tokens.json", br#"{"b": 2}"#),
-        ("adapter_config.json", b"{}"),
-        ("additional_chat_templates/rag.jinja", b"{{ x }}"),
-        ("preprocessor_config.json", b"{}"),
-    ]);
+    seeds.pack(
+        "checkpoint",
+        &[
+            ("model.safetensors", &two),
+            ("vocab.json", br#"{"a": 1}"#),
+            ("vocab.txt", b"a\nb\nc"),
+            ("added_tokens.json", br#"{"b": 2}"#),
+            ("adapter_config.json", b"{}"),
+            ("additional_chat_templates/rag.jinja", b"{{ x }}"),
+            ("preprocessor_config.json", b"{}"),
+        ],
+    );
 }
 
 fn quantized(seeds: &mut Seeds) {
@@ -208,23 +238,46 @@ fn ggml(seeds: &mut Seeds) {
     file.pair("flags", Pair::Bools(vec![true, false]));
     file.pair("tokenizer.ggml.tokens", Pair::Texts(vec!["a".to_owned(), "b".to_owned()]));
     for (n, (number, bytes)) in
-        [(kind::F32, 128), (kind::F16, 64), (kind::BF16, 64), (kind::Q8_0, 34)].into_iter().enumerate()
+        [(kind::F32, 128), (kind::F16, 64), (kind::BF16, 64), (kind::Q8_0, 34)]
+            .into_iter()
+            .enumerate()
     {
         let (name, shape) = (format!("t{n}.weight"), vec![1, 32]);
         file.tensors.push(Tensor { name, kind: number, shape, bytes: vec![n as u8; bytes] });
     }
     seeds.add("gguf", file.bytes());
     // Every block type, by number and bytes of 256 elements.
-    for (number, bytes) in
-        [(2, 144), (3, 160), (6, 176), (7, 192), (8, 272), (10, 84), (11, 110), (12, 144), (13, 176), (14, 210), (15, 292), (20, 144), (23, 136), (39, 136)]
-    {
+    for (number, bytes) in [
+        (2, 144),
+        (3, 160),
+        (6, 176),
+        (7, 192),
+        (8, 272),
+        (10, 84),
+        (11, 110),
+        (12, 144),
+        (13, 176),
+        (14, 210),
+        (15, 292),
+        (20, 144),
+        (23, 136),
+        (39, 136),
+    ] {
         let mut file = File::default();
-        let tensor = Tensor { name: "w".to_owned(), kind: number, shape: vec![2, 256], bytes: vec![7; 2 * bytes] };
+        let tensor = Tensor {
+            name: "w".to_owned(),
+            kind: number,
+            shape: vec![2, 256],
+            bytes: vec![7; 2 * bytes],
+        };
         file.tensors.push(tensor);
         seeds.add("gguf", file.bytes());
     }
     let values = [1.0, 2.0, 0.5, 0.0];
-    seeds.add("imatrix", testkit::imatrix::legacy(&[("blk.0.attn_q.weight", 2, &values), ("w", 1, &values[..1])]));
+    seeds.add(
+        "imatrix",
+        testkit::imatrix::legacy(&[("blk.0.attn_q.weight", 2, &values), ("w", 1, &values[..1])]),
+    );
     let tensors: [(&str, &[u64], &[f32]); 4] = [
         ("blk.0.attn_q.weight.in_sum2", &[1, 4], &values),
         ("blk.0.attn_q.weight.counts", &[1, 1], &values[..1]),
@@ -243,7 +296,8 @@ fn texts(seeds: &mut Seeds) {
     for text in IMPORTS {
         seeds.add("recipe_import", text);
     }
-    let mut tokenizers: Vec<Vec<u8>> = below("fixtures", "tokenizer.json").into_iter().map(read).collect();
+    let mut tokenizers: Vec<Vec<u8>> =
+        below("fixtures", "tokenizer.json").into_iter().map(read).collect();
     tokenizers.sort();
     tokenizers.dedup();
     for text in &tokenizers {
@@ -251,7 +305,10 @@ fn texts(seeds: &mut Seeds) {
     }
     for text in small_tokenizers() {
         let settings = br#"{"bos_token": "a", "eos_token": {"content": "b"}, "add_bos_token": true, "unk_token": "<unk>"}"#;
-        seeds.pack("tokenizer", &[("tokenizer.json", text.as_bytes()), ("tokenizer_config.json", settings)]);
+        seeds.pack(
+            "tokenizer",
+            &[("tokenizer.json", text.as_bytes()), ("tokenizer_config.json", settings)],
+        );
     }
     for template in TEMPLATES {
         seeds.add("chat", template);
@@ -265,7 +322,9 @@ fn texts(seeds: &mut Seeds) {
     seeds.add("corpus", "{\"source\": \"a\", \"text\": \"b\"}\n\n{\"source\": \"c\", \"prompt\": \"d\", \"answer\": \"e\"}\n");
     for path in below("fixtures/images", "") {
         let bytes = read(&path);
-        let json = path.extension().is_some_and(|e| ["json", "md", "py", "safetensors"].contains(&e.to_string_lossy().as_ref()));
+        let json = path.extension().is_some_and(|e| {
+            ["json", "md", "py", "safetensors"].contains(&e.to_string_lossy().as_ref())
+        });
         if bytes.len() < MOST && !json {
             seeds.add("picture", bytes);
         }
@@ -283,12 +342,36 @@ fn small_tokenizers() -> Vec<String> {
         json!({"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}),
     ];
     let parts = [
-        (json!({"type": "NFC"}), json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}), json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true})),
-        (json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}), Value::Null, json!({"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})),
-        (json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true}), json!({"type": "BertPreTokenizer"}), json!({"type": "WordPiece", "prefix": "##", "cleanup": true})),
-        (json!({"type": "Lowercase"}), json!({"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}|(?i:'s)"}, "behavior": "Isolated", "invert": false}, {"type": "Digits", "individual_digits": true}, {"type": "Punctuation", "behavior": "Isolated"}]}), json!({"type": "BPEDecoder", "suffix": "</w>"})),
-        (json!({"type": "Precompiled", "precompiled_charsmap": "ALQCAACEAAAAAACAAQAAgMz8AgC4BQAA"}), json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}), json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true})),
-        (json!({"type": "StripAccents"}), json!({"type": "WhitespaceSplit"}), json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true})),
+        (
+            json!({"type": "NFC"}),
+            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
+        ),
+        (
+            json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]}),
+            Value::Null,
+            json!({"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}),
+        ),
+        (
+            json!({"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null, "lowercase": true}),
+            json!({"type": "BertPreTokenizer"}),
+            json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
+        ),
+        (
+            json!({"type": "Lowercase"}),
+            json!({"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}|(?i:'s)"}, "behavior": "Isolated", "invert": false}, {"type": "Digits", "individual_digits": true}, {"type": "Punctuation", "behavior": "Isolated"}]}),
+            json!({"type": "BPEDecoder", "suffix": "</w>"}),
+        ),
+        (
+            json!({"type": "Precompiled", "precompiled_charsmap": "ALQCAACEAAAAAACAAQAAgMz8AgC4BQAA"}),
+            json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}),
+            json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}),
+        ),
+        (
+            json!({"type": "StripAccents"}),
+            json!({"type": "WhitespaceSplit"}),
+            json!({"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": true}),
+        ),
     ];
     let mut out = Vec::new();
     for (n, model) in models.iter().enumerate() {
@@ -315,21 +398,41 @@ fn hub(seeds: &mut Seeds) {
         {"type": "file", "oid": "230d5f4da0da586aad26ead694ea67cd15bd6df1", "size": 23, "path": "config.json"},
         {"type": "file", "oid": "1", "size": whole, "path": "model.safetensors", "lfs": {"oid": sha, "size": whole, "pointerSize": 130}},
     ]).to_string();
-    let ok = |body: &[u8]| [b"200 OK\nContent-Type: application/json\n\n".as_slice(), body].concat();
+    let ok =
+        |body: &[u8]| [b"200 OK\nContent-Type: application/json\n\n".as_slice(), body].concat();
     let file = |etag: &str, body: &[u8]| {
-        [format!("200 OK\nETag: \"{etag}\"\nX-Repo-Commit: {commit}\nX-Linked-Size: {whole}\n\n").as_bytes(), body].concat()
+        [
+            format!(
+                "200 OK\nETag: \"{etag}\"\nX-Repo-Commit: {commit}\nX-Linked-Size: {whole}\n\n"
+            )
+            .as_bytes(),
+            body,
+        ]
+        .concat()
     };
     let (info, tree) = (ok(info.as_bytes()), ok(tree.as_bytes()));
     let config = file("230d5f4da0da586aad26ead694ea67cd15bd6df1", br#"{"model_type": "llama"}"#);
     let weights = file(&sha, &shard);
-    let all: [(&str, &[u8]); 4] =
-        [("info", &info), ("tree", &tree), ("config.json", &config), ("model.safetensors", &weights)];
+    let all: [(&str, &[u8]); 4] = [
+        ("info", &info),
+        ("tree", &tree),
+        ("config.json", &config),
+        ("model.safetensors", &weights),
+    ];
     seeds.pack("hub", &all);
     seeds.pack("hub", &[&all[..], &[("everything", b"")]].concat());
     let moved = b"302 Found\nLocation: HUB/org/tiny/resolve/main/other\n\n";
     seeds.pack("hub", &[("info", &info), ("tree", &tree), ("config.json", moved)]);
-    for status in ["401 Unauthorized", "403 Forbidden", "404 Not Found", "429 Too Many Requests", "416 Range Not Satisfiable"] {
-        let error = format!("{status}\nX-Error-Code: GatedRepo\nX-Error-Message: Access denied\n\n{{\"error\": \"no\"}}");
+    for status in [
+        "401 Unauthorized",
+        "403 Forbidden",
+        "404 Not Found",
+        "429 Too Many Requests",
+        "416 Range Not Satisfiable",
+    ] {
+        let error = format!(
+            "{status}\nX-Error-Code: GatedRepo\nX-Error-Message: Access denied\n\n{{\"error\": \"no\"}}"
+        );
         seeds.pack("hub", &[("info", error.as_bytes())]);
         seeds.pack("hub", &[("info", &info), ("tree", error.as_bytes())]);
     }
