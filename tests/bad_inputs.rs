@@ -4,6 +4,7 @@
 //! `RADPACK_BLESS=1` writes the texts anew.
 
 #[path = "fuzz/src/drive/mod.rs"]
+#[allow(dead_code, unused_imports)] // the fuzz targets and their seeds use the rest
 mod drive;
 
 use std::collections::BTreeMap;
