@@ -38,11 +38,22 @@ const ELEMENTS: [(&str, Dtype); 8] = [
 
 /// A folder with `t.rad`, a model with small sizes in an encoding over some devices, and its export `x`.
 fn exported(model: &str, encoding: &str, devices: u32, more: &[&str]) -> (TempDir, Document) {
+    exported_by(
+        model,
+        &format!(
+            "tower = \"text\"\nclass = [\"linear\", \"expert\"]\nencoding = \"{encoding}\"\nactivations = \"f32\"\n"
+        ),
+        devices,
+        more,
+    )
+}
+
+/// As [`exported`], by a rule of its own.
+fn exported_by(model: &str, rule: &str, devices: u32, more: &[&str]) -> (TempDir, Document) {
     let tmp = tempdir().expect("a folder");
     let recipe = format!(
         "schema = 1\nname = \"small\"\n[target]\nprofile = \"cpu\"\n[graphs]\nmax_seq_len = 128\nbatch_size = 2\n\
-         decoder_batch_sizes = [2, 1]\nprefill_chunk_size = 16\nkv_partition_len = 32\n[[quantize]]\n\
-         tower = \"text\"\nclass = [\"linear\", \"expert\"]\nencoding = \"{encoding}\"\nactivations = \"f32\"\n"
+         decoder_batch_sizes = [2, 1]\nprefill_chunk_size = 16\nkv_partition_len = 32\n[[quantize]]\n{rule}"
     );
     fs::write(tmp.path().join("small.toml"), recipe).expect("writes");
     let source = match model {
@@ -214,11 +225,13 @@ fn packed_codes_are_bytes_and_every_plane_has_its_role() {
 #[test]
 fn a_program_without_a_form_is_listed_and_the_others_are_written() {
     let draft = testkit::tiny_model("tiny-gemma4-e-assistant").display().to_string();
-    let (tmp, document) = exported("tiny-gemma4-e", "keep", 1, &["--draft-model", &draft]);
+    let rule = "tower = \"draft\"\nclass = \"linear\"\nencoding = { codes = \"i6\", scale = \"bf16\", group = 16 }\n";
+    let (tmp, document) = exported_by("tiny-gemma4-e", rule, 1, &["--draft-model", &draft]);
     consistent(&tmp.path().join("x"), &document);
     let left: Vec<&str> = document.left_out.iter().map(|l| l.name.as_str()).collect();
     assert_eq!(left, ["draft_b2", "draft_b1"]);
-    assert_eq!(document.left_out[0].reason, "ordered draft heads are not printed");
+    let reason = &document.left_out[0].reason;
+    assert!(reason.ends_with("i6 cannot be an argument"), "{reason}");
     assert!(names(&document).contains(&"decode_b2"));
     let host = document.host.as_ref().expect("tables");
     let tables: Vec<(&str, f64, Option<u64>)> =
@@ -227,6 +240,26 @@ fn a_program_without_a_form_is_listed_and_the_others_are_written() {
         tables,
         [("token_embd.weight", 8.0, None), ("per_layer_token_embd.weight", 4.0, Some(16))]
     );
+}
+
+#[test]
+fn ordered_draft_heads_are_written() {
+    let draft = testkit::tiny_model("tiny-gemma4-e-assistant").display().to_string();
+    for devices in [1, 4] {
+        let (tmp, document) =
+            exported("tiny-gemma4-e", "keep", devices, &["--draft-model", &draft]);
+        consistent(&tmp.path().join("x"), &document);
+        assert_eq!(document.left_out, []);
+        let module = document.modules.iter().find(|m| m.name == "draft_b2").expect("a draft");
+        let text = fs::read_to_string(tmp.path().join("x").join(&module.file)).expect("a module");
+        // The best of 32 centroids, 4 of 16 tokens each for two sequences, and scores of a device's share of 512 tokens.
+        let scores = format!("tensor<2x1x{}x1xf32>", 512 / devices);
+        for part in ["stablehlo.sort", "tensor<128x1x1xf32>", "stablehlo.scatter", &scores] {
+            assert!(text.contains(part), "{devices}: {part}");
+        }
+        let ranked = module.arguments.iter().any(|a| a.name == "rank");
+        assert_eq!(ranked, devices > 1);
+    }
 }
 
 #[test]

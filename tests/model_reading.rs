@@ -5,7 +5,9 @@ mod model_support;
 
 use std::time::Instant;
 
-use model_support::{TINY, Tensors, config, config_file, good, messages, refusal, tensors};
+use model_support::{
+    TINY, Tensors, config, config_file, gemma3_4b, good, messages, refusal, tensors,
+};
 use radpack::model::{
     self, Activation, AttentionKind, Class, KvSource, Model, ModelSpec, RopeScaling,
 };
@@ -321,79 +323,6 @@ fn mistral_without_a_window_is_full_and_qwen3_moe_mixes_dense_layers() {
     assert_eq!(spec_of(&moe).text.layers[3].mlp.expect("dense").width, 192);
 }
 
-/// Gemma 3 4B as published: `text_config` leaves out what equals transformers' defaults.
-fn gemma3_4b() -> (Value, Tensors) {
-    let config = json!({
-        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
-        "boi_token_index": 255999, "eoi_token_index": 256000, "eos_token_id": [1, 106],
-        "image_token_index": 262144, "mm_tokens_per_image": 256,
-        "text_config": {
-            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
-            "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-            "sliding_window": 1024,
-        },
-        "vision_config": {
-            "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
-            "model_type": "siglip_vision_model", "num_attention_heads": 16,
-            "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": false,
-        },
-    });
-    let mut map = Tensors::new();
-    let mut put = |name: String, shape: &[u64]| {
-        map.insert(name, TensorInfo { dtype: DType::BF16, shape: Shape::from(shape) });
-    };
-    let (h, v) = (2560, 1152);
-    put("language_model.model.embed_tokens.weight".into(), &[262_208, h]);
-    put("language_model.model.norm.weight".into(), &[h]);
-    for n in 0..34 {
-        let p = format!("language_model.model.layers.{n}.");
-        for norm in [
-            "input_layernorm",
-            "post_attention_layernorm",
-            "pre_feedforward_layernorm",
-            "post_feedforward_layernorm",
-        ] {
-            put(format!("{p}{norm}.weight"), &[h]);
-        }
-        put(format!("{p}self_attn.q_proj.weight"), &[2048, h]);
-        put(format!("{p}self_attn.k_proj.weight"), &[1024, h]);
-        put(format!("{p}self_attn.v_proj.weight"), &[1024, h]);
-        put(format!("{p}self_attn.o_proj.weight"), &[h, 2048]);
-        put(format!("{p}self_attn.q_norm.weight"), &[256]);
-        put(format!("{p}self_attn.k_norm.weight"), &[256]);
-        put(format!("{p}mlp.gate_proj.weight"), &[10240, h]);
-        put(format!("{p}mlp.up_proj.weight"), &[10240, h]);
-        put(format!("{p}mlp.down_proj.weight"), &[h, 10240]);
-    }
-    let p = "vision_tower.vision_model.";
-    put(format!("{p}embeddings.patch_embedding.weight"), &[v, 3, 14, 14]);
-    put(format!("{p}embeddings.patch_embedding.bias"), &[v]);
-    put(format!("{p}embeddings.position_embedding.weight"), &[4096, v]);
-    put(format!("{p}post_layernorm.weight"), &[v]);
-    put(format!("{p}post_layernorm.bias"), &[v]);
-    for n in 0..27 {
-        let p = format!("{p}encoder.layers.{n}.");
-        for (name, rows, cols) in [
-            ("self_attn.q_proj", v, v),
-            ("self_attn.k_proj", v, v),
-            ("self_attn.v_proj", v, v),
-            ("self_attn.out_proj", v, v),
-            ("mlp.fc1", 4304, v),
-            ("mlp.fc2", v, 4304),
-        ] {
-            put(format!("{p}{name}.weight"), &[rows, cols]);
-            put(format!("{p}{name}.bias"), &[rows]);
-        }
-        for norm in ["layer_norm1", "layer_norm2"] {
-            put(format!("{p}{norm}.weight"), &[v]);
-            put(format!("{p}{norm}.bias"), &[v]);
-        }
-    }
-    put("multi_modal_projector.mm_input_projection_weight".into(), &[v, h]);
-    put("multi_modal_projector.mm_soft_emb_norm.weight".into(), &[v]);
-    (config, map)
-}
-
 #[test]
 fn multimodal_gemma3_reads_the_defaults_it_leaves_out_and_checks_them() {
     let (config, map) = gemma3_4b();
@@ -413,6 +342,60 @@ fn multimodal_gemma3_reads_the_defaults_it_leaves_out_and_checks_them() {
     wrong["text_config"]["num_attention_heads"] = json!(16);
     let found = messages(&refusal(&wrong, &map));
     assert!(found.iter().any(|m| m.contains("q_proj.weight` has shape [2048, 2560]")), "{found:?}");
+}
+
+#[test]
+fn an_encoder_of_another_form_is_refused_with_its_numbers() {
+    let (good, map) = gemma3_4b();
+    let said = |section: &str, key: &str, value: Value| {
+        let mut config = good.clone();
+        match section {
+            "" => config[key] = value,
+            section => config[section][key] = value,
+        }
+        messages(&model::read_spec(&config, None).expect_err(key))
+    };
+    let found = said("", "mm_tokens_per_image", json!(250));
+    let square = "64 × 64 patches do not become that many equal squares";
+    assert_eq!(found, [format!("`mm_tokens_per_image` is 250; {square}")]);
+    // A square number that does not divide the grid, and more tokens than patches.
+    for tokens in [9, 8192] {
+        let found = said("", "mm_tokens_per_image", json!(tokens));
+        assert_eq!(found, [format!("`mm_tokens_per_image` is {tokens}; {square}")]);
+    }
+    let found = said("vision_config", "num_channels", json!(1));
+    assert_eq!(found, ["`vision_config.num_channels` is 1; pictures have 3"]);
+    let found = said("vision_config", "num_attention_heads", json!(7));
+    assert!(found[0].ends_with("is 7, which does not divide hidden_size 1152"), "{found:?}");
+    let found = said("vision_config", "hidden_act", json!("relu"));
+    assert!(found[0].contains("`vision_config.hidden_act` is `relu`"), "{found:?}");
+    for tokens in [64, 256, 4096] {
+        let mut config = good.clone();
+        config["mm_tokens_per_image"] = json!(tokens);
+        config["vision_config"]["hidden_act"] = json!("gelu_pytorch_tanh");
+        config["vision_config"]["num_channels"] = json!(3);
+        assert!(model::read(&config, None, &map).is_ok(), "{tokens}");
+    }
+}
+
+#[test]
+fn an_encoder_saved_by_transformers_5_reads_like_a_published_one() {
+    let (config, map) = gemma3_4b();
+    let renamed: Tensors = map
+        .iter()
+        .map(|(name, info)| {
+            (name.replace("vision_tower.vision_model.", "vision_tower."), info.clone())
+        })
+        .collect();
+    let [published, saved] = [&map, &renamed]
+        .map(|map| model::read(&config, None, map).unwrap_or_else(|f| panic!("{f}")));
+    assert_eq!(published.spec, saved.spec);
+    let weights = |m: &Model| -> Vec<(String, Shape)> {
+        m.table.weights.iter().map(|w| (w.name.clone(), w.shape.clone())).collect()
+    };
+    assert_eq!(weights(&published), weights(&saved));
+    let q = saved.table.get("vision.blk.26.attn_q.weight").expect("a weight");
+    assert_eq!(q.parts[0].tensor, "vision_tower.encoder.layers.26.self_attn.q_proj.weight");
 }
 
 #[test]

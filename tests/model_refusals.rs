@@ -138,6 +138,13 @@ fn structural(name: &str) -> (&'static [&'static str], &'static [&'static str]) 
             "rope_local_base_freq",
             "hidden_activation",
         ],
+        // A multimodal configuration leaves out what equals the defaults of transformers.
+        "tiny-gemma3-vision" => {
+            return (
+                &["hidden_size", "intermediate_size", "num_hidden_layers"],
+                &["sliding_window"],
+            );
+        }
         "tiny-llama" => &["hidden_act"],
         "tiny-mistral" => &["num_key_value_heads", "sliding_window", "rope_theta", "hidden_act"],
         "tiny-qwen3" => &["num_key_value_heads", "head_dim", "rope_theta", "hidden_act"],
@@ -218,7 +225,16 @@ fn every_missing_tower_key_is_an_error_that_names_it() {
         "output_proj_dims",
         "rms_norm_eps",
     ];
+    let siglip: &[&str] = &[
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "image_size",
+        "patch_size",
+    ];
     for (name, section, keys) in [
+        ("tiny-gemma3-vision", "vision_config", siglip),
         ("tiny-gemma4-e", "vision_config", vision),
         ("tiny-gemma4-e", "audio_config", audio),
         ("tiny-gemma4-unified", "vision_config", embedder),

@@ -78,6 +78,7 @@ fn every_kind_of_program_runs_and_agrees_with_the_model_compiled_anew() {
         "tiny-qwen3-moe",
         "tiny-mistral",
         "tiny-gemma3",
+        "tiny-gemma3-vision",
         "tiny-qwen3",
     ] {
         for devices in ["1", "4"] {

@@ -9,6 +9,9 @@ use runtime_support::{Compiled, KEEP, Loaded, Reference, TOLERANCE, difference};
 const MODELS: [&str; 4] =
     ["tiny-gemma4-dense", "tiny-gemma4-e", "tiny-gemma4-moe", "tiny-gemma4-unified"];
 
+/// Every image of it has 64 patches and becomes 16 soft tokens.
+const FIXED: &str = "tiny-gemma3-vision";
+
 /// Largest differences of image rows and of logits, after 16 tokens that have to be the same.
 fn run(loaded: &Loaded, name: &str, compiled: Compiled) -> (f32, f32) {
     let reference = Reference::of(name);
@@ -31,7 +34,7 @@ fn run(loaded: &Loaded, name: &str, compiled: Compiled) -> (f32, f32) {
 
 #[test]
 fn images_agree_with_transformers_in_features_logits_and_greedy_tokens() {
-    for name in MODELS {
+    for name in [&MODELS[..], &[FIXED]].concat() {
         let loaded = Loaded::new(name);
         for devices in [1, 2, 4, 16] {
             let compiled = loaded.compile(KEEP, &loaded.sizes(), devices, &[0]).expect("it splits");
@@ -45,7 +48,7 @@ fn images_agree_with_transformers_in_features_logits_and_greedy_tokens() {
 
 #[test]
 fn encoders_on_several_devices_give_the_same_rows() {
-    for name in &MODELS[..3] {
+    for name in [&MODELS[..3], &[FIXED]].concat() {
         let loaded = Loaded::new(name);
         for vision in [&[0, 1][..], &[3, 1, 0, 2], &(0..16).collect::<Vec<u32>>()] {
             let devices = if vision.len() > 4 { 16 } else { 4 };
@@ -80,6 +83,39 @@ fn buckets_and_blocks_of_any_size_give_the_same() {
             assert!(logits < TOLERANCE, "{name} {chunk}: logits differ by {logits}");
         }
     }
+}
+
+#[test]
+fn gemma3_gives_the_same_in_chunks_and_blocks_of_any_size() {
+    let loaded = Loaded::new(FIXED);
+    for (chunk, image, block, aligned) in
+        [(4, 16, 16, true), (32, 16, 32, true), (7, 40, 160, true), (16, 16, 8, false)]
+    {
+        let sizes = Sizes {
+            prefill_chunk: chunk,
+            image_prefill: vec![image],
+            block,
+            aligned,
+            ..loaded.sizes()
+        };
+        let compiled = loaded.compile(KEEP, &sizes, 1, &[0]).expect("one device");
+        let (features, logits) = run(&loaded, FIXED, compiled);
+        assert!(features < TOLERANCE, "{chunk}: features differ by {features}");
+        assert!(logits < TOLERANCE, "{chunk}: logits differ by {logits}");
+    }
+}
+
+#[test]
+fn a_fixed_encoder_takes_whole_pictures_alone() {
+    let loaded = Loaded::new(FIXED);
+    let reference = Reference::of(FIXED);
+    let (images, tokens) = (reference.images(), reference.tokens("image.input_ids"));
+    let mut engine = loaded.on(2).expect("two devices");
+    let mut half = images[0].clone();
+    half.pixels.truncate(32 * 48);
+    half.positions.truncate(32);
+    let failure = engine.prefill(0, &tokens, &[half, images[1].clone()]).expect_err("a refusal");
+    assert_eq!(failure.problems[0].message, "an image of 32 patches; the encoder takes 64");
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use radpack::graph::Programs;
-use radpack::graph::ir::{Op, Program};
-use radpack::model::RopeScaling;
+use radpack::graph::ir::{Node, Op, OwnRows, Program, ValueId, ValueType};
+use radpack::model::{Activation, RopeScaling};
 use radpack::runtime::{Engine, Memory, Placed, WholeWeights};
 use radpack::tensor::Shape;
 use runtime_support::{KEEP, Loaded, Reference, TOLERANCE, difference};
@@ -338,4 +338,145 @@ fn wrong_expert_owners_weights_and_scales_are_caught() {
         );
         caught("attention scale", name, found);
     }
+}
+
+/// Largest difference of the logits of the prompt with images, with a mistake in programs or weights of the encoder.
+fn seen_with_mistake(
+    devices: u32,
+    vision: &[u32],
+    programs: impl FnOnce(&mut Programs),
+    weights: impl FnOnce(&mut Held),
+) -> f32 {
+    let name = "tiny-gemma3-vision";
+    let loaded = Loaded::new(name);
+    let mut compiled = loaded.compile(KEEP, &loaded.sizes(), devices, vision).expect("it splits");
+    programs(&mut compiled.programs);
+    let mut held = Held::of(&loaded, &compiled.assignment);
+    weights(&mut held);
+    let reference = Reference::of(name);
+    let placed = Placed::new(held, compiled.placement);
+    let memory = Memory { blocks: 20, weights: 1 << 30 };
+    let spec = &loaded.model.spec;
+    let mut engine = Engine::new(compiled.programs, &compiled.sizes, spec, placed, memory)
+        .unwrap_or_else(|f| panic!("{f}"));
+    let tokens = reference.tokens("image.input_ids");
+    let rows =
+        engine.prefill_all(0, &tokens, &reference.images()).unwrap_or_else(|f| panic!("{f}"));
+    difference(&rows.logits, reference.floats("image.logits"))
+}
+
+/// Applies `f` to the operations of one kind of program; it has to change some.
+fn ops_of(programs: &mut Programs, kind: &str, f: impl Fn(&mut Op) -> bool) {
+    let all = programs.programs.iter_mut().filter(|p| p.name.starts_with(kind));
+    assert!(all.flat_map(|p| &mut p.nodes).filter_map(|n| f(&mut n.op).then_some(())).count() > 0);
+}
+
+#[test]
+fn mistakes_in_gemma3s_encoder_are_caught() {
+    let name = "tiny-gemma3-vision";
+    for (devices, vision) in [(1, &[0][..]), (4, &[0, 1, 2, 3])] {
+        let found = seen_with_mistake(devices, vision, |_| (), nothing);
+        assert!(found < TOLERANCE, "{vision:?}: {found}");
+        type Change<'a> = (&'a str, &'a str, &'a dyn Fn(&mut Op) -> bool);
+        let changes: [Change<'_>; 7] = [
+            ("eps of the layer norms", "vision", &|op| match op {
+                Op::LayerNorm { eps, .. } => {
+                    *eps = 1e-6;
+                    true
+                }
+                _ => false,
+            }),
+            ("eps of the projector", "project", &|op| match op {
+                Op::RmsNorm { eps, .. } => {
+                    *eps = 1e-6;
+                    true
+                }
+                _ => false,
+            }),
+            ("w for 1 + w", "project", &|op| match op {
+                Op::RmsNorm { one_plus, .. } => {
+                    *one_plus = false;
+                    true
+                }
+                _ => false,
+            }),
+            ("scale of scores", "vision", &|op| match op {
+                Op::DenseAttention { scale } => {
+                    *scale = 1.0;
+                    true
+                }
+                _ => false,
+            }),
+            ("activation", "vision", &|op| match op {
+                Op::Activate { activation } => {
+                    *activation = Activation::Silu;
+                    true
+                }
+                _ => false,
+            }),
+            ("images causal in full layers", "image_prefill", &|op| match op {
+                Op::PagedAttention { own, .. } => {
+                    *own = OwnRows::Causal;
+                    true
+                }
+                _ => false,
+            }),
+            ("images beyond the window", "image_prefill", &|op| match op {
+                Op::WindowAttention { own, .. } => {
+                    *own = OwnRows::Image;
+                    true
+                }
+                _ => false,
+            }),
+        ];
+        for (mistake, kind, change) in changes {
+            let found = seen_with_mistake(devices, vision, |p| ops_of(p, kind, change), nothing);
+            caught(mistake, name, found);
+        }
+        for bias in [
+            "patch_embd",
+            "post_norm",
+            "blk.0.attn_norm",
+            "blk.0.attn_q",
+            "blk.0.attn_v",
+            "blk.0.attn_output",
+            "blk.1.ffn_norm",
+            "blk.1.ffn_up",
+            "blk.1.ffn_down",
+        ] {
+            let without = |held: &mut Held| {
+                let bias = held.0.get_mut(&format!("vision.{bias}.bias")).expect(bias);
+                bias.1.fill(0.0);
+            };
+            caught(bias, name, seen_with_mistake(devices, vision, |_| (), without));
+        }
+    }
+    // Across for down.
+    let grid = |held: &mut Held, name: &str, cell: usize| {
+        let (_, data) = held.0.get_mut(name).expect(name);
+        let (old, side) = (data.clone(), (data.len() / cell).isqrt());
+        for (n, to) in data.chunks_exact_mut(cell).enumerate() {
+            let from = (n % side) * side + n / side;
+            to.copy_from_slice(&old[from * cell..(from + 1) * cell]);
+        }
+    };
+    let positions = |held: &mut Held| grid(held, "vision.position_embd.weight", 64);
+    caught("positions transposed", name, seen_with_mistake(1, &[0], |_| (), positions));
+    let projection = |held: &mut Held| grid(held, "mm.vision.weight", 1);
+    caught("projection transposed", name, seen_with_mistake(1, &[0], |_| (), projection));
+    let pooled = |programs: &mut Programs| {
+        let project = programs.programs.iter_mut().find(|p| p.name == "project_t16").expect("one");
+        let pool = project.nodes.iter().position(|n| matches!(n.op, Op::PoolGrid { .. }));
+        let pool = pool.expect("a pool");
+        // Runs of four patches in a row instead of squares of 2 × 2: the first of each stands for all.
+        let (from, to) = (project.nodes[pool].inputs[0], project.nodes[pool].outputs[0]);
+        let wide = ValueId(project.values.len() as u32);
+        let dtype = project.values[from.0 as usize].dtype;
+        project.values.push(ValueType { dtype, shape: Shape::from([1, 16, 256]) });
+        let first = Op::Columns { start: 0 };
+        project.nodes[pool] = Node { op: first, inputs: vec![wide], outputs: vec![to] };
+        let reshape = Node { op: Op::Reshape, inputs: vec![from], outputs: vec![wide] };
+        project.nodes.insert(pool, reshape);
+    };
+    caught("pooling", name, seen_with_mistake(1, &[0], pooled, nothing));
 }

@@ -117,6 +117,7 @@ fn padded_shares_add_nothing() {
     }
     let expected = [
         "tiny-gemma3 on 16",
+        "tiny-gemma3-vision on 16",
         "tiny-gemma4-e on 4",
         "tiny-gemma4-e on 16",
         "tiny-gemma4-moe on 2",

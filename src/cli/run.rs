@@ -75,11 +75,14 @@ fn answer(args: &Run, artifact: &Artifact, output: &Output) -> Result<ExitCode> 
         args.images.iter().map(|path| picture(path)).collect::<Result<_>>()?;
     let images = opened.images(&pictures, args.image_tokens)?;
     let (text, special) = prompt(args, artifact)?;
-    let mut tokens = tokenizer.tokens(&text, special)?;
-    if let Some(vision) = opened.spec.vision.as_ref().filter(|_| !images.is_empty()) {
-        let counts: Vec<u64> = images.iter().map(|image| image.soft_tokens(vision)).collect();
-        tokens = runtime::place_images(&tokens, &counts, &opened.spec.tokens)?;
-    }
+    let tokens = match opened.spec.vision.as_ref().filter(|_| !images.is_empty()) {
+        Some(vision) => {
+            let counts: Vec<u64> = images.iter().map(|image| image.soft_tokens(vision)).collect();
+            let model = (vision, &opened.spec.tokens);
+            runtime::image_tokens(&tokenizer, &text, special, &counts, model)?
+        }
+        None => tokenizer.tokens(&text, special)?,
+    };
     let (given, most) = (tokens.len() as u64, opened.sizes.max_seq_len);
     if given == 0 || given > most {
         let problem = Diagnostic::new(

@@ -337,15 +337,18 @@ pub(super) fn infer(
             Ok(Vec::new())
         }
         Op::DenseAttention { .. } => {
-            let [q, k, v, mask] = operands(inputs, op)?;
+            let [q, k, v] = operands(inputs.get(..3).unwrap_or(inputs), op)?;
             let [b, p, h, d] = heads(&q, "q")?;
             let [kb, kp, kh, kd] = heads(&k, "k")?;
             same(&k, &v)?;
             need((b, p, d) == (kb, kp, kd) && kh > 0 && h.is_multiple_of(kh), || {
                 format!("q {} and k {}", q.shape, k.shape)
             })?;
-            float(&mask, "the key mask")?;
-            need(mask.shape.extents() == [b, p], || format!("a key mask {}", mask.shape))?;
+            for mask in inputs.get(3..).unwrap_or(&[]) {
+                float(mask, "the key mask")?;
+                let fits = inputs.len() == 4 && mask.shape.extents() == [b, p];
+                need(fits, || format!("a key mask {}", mask.shape))?;
+            }
             Ok(vec![ValueType { dtype: q.dtype, shape: Shape::from([b, p, h.saturating_mul(d)]) }])
         }
         Op::SelectRow => {
@@ -446,6 +449,52 @@ pub(super) fn infer(
             let all = last(&x)?.saturating_mul(u64::from(c.devices));
             need((1..=all).contains(keep), || format!("{keep} of {all} gathered columns"))?;
             Ok(vec![with_last(&x, *keep)])
+        }
+        Op::EmbedPatches { kernel, bias } => {
+            let [x] = operands(inputs, op)?;
+            float(&x, "x")?;
+            let kernel = c.weight(*kernel)?;
+            let [outputs, channels, high, wide] = *kernel.shape.extents() else {
+                return Err(format!("{} has shape {}, no kernels", kernel.name, kernel.shape));
+            };
+            let values = channels.checked_mul(high).and_then(|n| n.checked_mul(wide));
+            need(x.shape.rank() == 3 && values == Some(last(&x)?), || {
+                format!("patches {} meet {} {}", x.shape, kernel.name, kernel.shape)
+            })?;
+            if let Some(bias) = bias {
+                c.vector(*bias, outputs)?;
+            }
+            Ok(vec![with_last(&x, outputs)])
+        }
+        Op::AddRows { table } => {
+            let [x] = operands(inputs, op)?;
+            float(&x, "x")?;
+            let (rows, cols, table) = c.matrix(*table)?;
+            need(x.shape.extents() == [1, rows, cols], || {
+                format!("x {} and {} {}", x.shape, table.name, table.shape)
+            })?;
+            Ok(vec![x])
+        }
+        Op::PoolGrid { side } => {
+            let [x] = operands(inputs, op)?;
+            float(&x, "x")?;
+            let [1, rows, cols] = *x.shape.extents() else {
+                return Err(format!("x {}, [1, rows, columns] is needed", x.shape));
+            };
+            let wide = rows.isqrt();
+            let squares = *side > 0 && wide * wide == rows && wide.is_multiple_of(*side);
+            need(squares, || format!("{rows} rows in squares of {side} × {side}"))?;
+            let pooled = (wide / side) * (wide / side);
+            Ok(vec![ValueType { dtype: x.dtype, shape: Shape::from([1, pooled, cols]) }])
+        }
+        Op::Product { weight } => {
+            let [x] = operands(inputs, op)?;
+            float(&x, "x")?;
+            let (rows, cols, weight) = c.matrix(*weight)?;
+            need(last(&x)? == rows, || {
+                format!("x {} meets {} of {rows} rows", x.shape, weight.name)
+            })?;
+            Ok(vec![with_last(&x, cols)])
         }
     }
 }
@@ -574,7 +623,12 @@ pub(super) fn spread(op: &Op, inputs: &[Spread], c: &Context<'_>) -> Infer<Sprea
             unbroken(op.weights())?;
             within(inputs.first(), inputs)
         }
-        Op::LayerNorm { .. } | Op::ScaleBy { .. } | Op::Shift { .. } => {
+        Op::LayerNorm { .. }
+        | Op::ScaleBy { .. }
+        | Op::Shift { .. }
+        | Op::EmbedPatches { .. }
+        | Op::AddRows { .. }
+        | Op::Product { .. } => {
             unbroken(op.weights())?;
             all(Spread::Equal)
         }
@@ -582,6 +636,7 @@ pub(super) fn spread(op: &Op, inputs: &[Spread], c: &Context<'_>) -> Infer<Sprea
         | Op::Concat
         | Op::SelectRow
         | Op::PoolPatches { .. }
+        | Op::PoolGrid { .. }
         // The smallest score of a row is the smallest over all devices.
         | Op::FillUnscored => {
             all(Spread::Equal)

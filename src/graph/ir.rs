@@ -358,8 +358,8 @@ pub enum Op {
         /// The layer's cache.
         kv: KvPair,
     },
-    /// Attention of all rows over all rows. Operands: q, k, v `[1, P, h, d]`, key mask `[1, P]` (a key is visible when
-    /// it is 0, else it is added to the score). Result `[1, P, h·d]`.
+    /// Attention of all rows over all rows. Operands: q, k, v `[1, P, h, d]`, and, where rows can be padding, a key mask
+    /// `[1, P]` (a key is visible when it is 0, else it is added to the score). Result `[1, P, h·d]`.
     DenseAttention {
         /// Factor on scores.
         scale: f64,
@@ -425,6 +425,30 @@ pub enum Op {
         /// Columns that are kept.
         keep: u64,
     },
+    /// Products of every patch with the kernels of a convolution whose stride is their side, plus a bias. Operand:
+    /// patches `[1, P, channels · side²]`, each channel by channel, then row by row. Result `[1, P, C]`.
+    EmbedPatches {
+        /// Kernels `[C, channels, side, side]`.
+        kernel: WeightId,
+        /// Vector `[C]`.
+        bias: Option<WeightId>,
+    },
+    /// Plus a stored table, row by row. Operand: x `[1, P, C]`.
+    AddRows {
+        /// Table `[P, C]`.
+        table: WeightId,
+    },
+    /// Average over squares of side × side rows of a grid that is as wide as high, in the order of the squares. Operand:
+    /// x `[1, P, C]`, P a square number. Result `[1, P / side², C]`.
+    PoolGrid {
+        /// Side of a square in rows of the grid.
+        side: u64,
+    },
+    /// `x W` over the last axis, for a matrix stored by inputs. Operand: x `[…, inputs]`. Result `[…, outputs]`.
+    Product {
+        /// Matrix `[inputs, outputs]`.
+        weight: WeightId,
+    },
 }
 
 impl Op {
@@ -463,6 +487,10 @@ impl Op {
             Op::FillUnscored => "fill_unscored",
             Op::AllReduce => "all_reduce",
             Op::AllGather { .. } => "all_gather",
+            Op::EmbedPatches { .. } => "embed_patches",
+            Op::AddRows { .. } => "add_rows",
+            Op::PoolGrid { .. } => "pool_grid",
+            Op::Product { .. } => "product",
         }
     }
 
@@ -482,6 +510,9 @@ impl Op {
             Op::Route { expert_scale, .. } => some(expert_scale),
             Op::Experts { gate_up, down, .. } => [gate_up.clone(), down.clone()].concat(),
             Op::OrderedHead { head, ordering, .. } => vec![*head, *ordering],
+            Op::EmbedPatches { kernel, bias } => [vec![*kernel], some(bias)].concat(),
+            Op::AddRows { table } => vec![*table],
+            Op::Product { weight } => vec![*weight],
             _ => Vec::new(),
         }
     }

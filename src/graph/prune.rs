@@ -76,7 +76,12 @@ pub(super) fn prune(program: &mut Program) {
 
 fn for_each_weight(op: &mut Op, mut f: impl FnMut(&mut WeightId)) {
     match op {
-        Op::Embed { table, .. } | Op::EmbedAxes { table, .. } => f(table),
+        Op::Embed { table, .. } | Op::EmbedAxes { table, .. } | Op::AddRows { table } => f(table),
+        Op::EmbedPatches { kernel, bias } => {
+            f(kernel);
+            bias.iter_mut().for_each(f);
+        }
+        Op::Product { weight } => f(weight),
         Op::Linear { projections, .. } => {
             for projection in projections {
                 f(&mut projection.weight);
@@ -117,6 +122,7 @@ fn for_each_weight(op: &mut Op, mut f: impl FnMut(&mut WeightId)) {
         | Op::DenseAttention { .. }
         | Op::SelectRow
         | Op::PoolPatches { .. }
+        | Op::PoolGrid { .. }
         | Op::FillUnscored
         | Op::AllReduce
         | Op::AllGather { .. } => {}

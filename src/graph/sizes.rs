@@ -117,10 +117,18 @@ pub fn derive(
     };
     let soft_tokens = d.soft_tokens(spec, recipe.vision.max_soft_tokens.as_deref());
     let images = !soft_tokens.is_empty();
+    // Tokens of every image, where all have one number.
+    let fixed = match &spec.vision {
+        Some(VisionSpec::Siglip(v)) => Some(v.soft_tokens),
+        _ => None,
+    };
     let (batch_size, decoder_batch_sizes) = d.batches();
     let (max_seq_len, block) = d.sequence(spec);
-    let prefill_chunk = d.chunk(spec, max_seq_len);
-    let image_prefill = d.image_prefill(&soft_tokens, max_seq_len);
+    let prefill_chunk = d.chunk(spec, max_seq_len, fixed);
+    let image_prefill = match fixed {
+        Some(tokens) => d.fixed_image_prefill(tokens, max_seq_len),
+        None => d.image_prefill(&soft_tokens, max_seq_len),
+    };
     let float = float(recipe, dtype);
     let kv_dtype = d.kv_dtype(float);
     let whole = d.limits.chunk_in_partition;
@@ -193,15 +201,18 @@ impl Derive<'_> {
         let default = match &spec.vision {
             Some(VisionSpec::Tower(v)) => v.soft_tokens,
             Some(VisionSpec::Embedder(v)) => v.soft_tokens,
-            Some(VisionSpec::Siglip(_)) => {
-                self.warnings.push(
-                    Diagnostic::new(
-                        AREA,
-                        "SigLIP encoders are stored and not compiled: the programs take text only",
-                    )
-                    .help("[towers] vision = false leaves its weights out"),
-                );
-                return Vec::new();
+            Some(VisionSpec::Siglip(v)) => {
+                let tokens = v.soft_tokens;
+                if let Some(said) = said.filter(|said| *said != [tokens]) {
+                    self.refuse(
+                        format!(
+                            "[vision] max_soft_tokens is {}; every image of this model becomes {tokens} tokens",
+                            list(said, 8)
+                        ),
+                        format!("use {tokens}, or leave it out"),
+                    );
+                }
+                return vec![tokens];
             }
             None => {
                 if said.is_some() {
@@ -330,10 +341,20 @@ impl Derive<'_> {
         (max, block)
     }
 
-    fn chunk(&mut self, spec: &ModelSpec, max: u64) -> u64 {
+    /// Rows of a prefill call; `fixed` counts the tokens of every image, where all have one number.
+    fn chunk(&mut self, spec: &ModelSpec, max: u64, fixed: Option<u64>) -> u64 {
+        let same = fixed.filter(|_| self.limits.one_prefill_size);
         let default = self.profile.map_or(CHUNK, |p| p.graphs.prefill_chunk_size).min(max);
-        let chunk = self.graphs.prefill_chunk_size.unwrap_or(default);
+        let chunk = self.graphs.prefill_chunk_size.unwrap_or(same.unwrap_or(default));
         let target = self.target();
+        if let Some(tokens) = same.filter(|tokens| *tokens != chunk) {
+            self.refuse(
+                format!(
+                    "prefill_chunk_size is {chunk}; {target} it has to be the {tokens} tokens of an image"
+                ),
+                format!("use {tokens}, or leave it out"),
+            );
+        }
         if let Some(step) = self.limits.prefill_chunk_multiple.filter(|s| !chunk.is_multiple_of(*s))
         {
             self.refuse(
@@ -421,6 +442,26 @@ impl Derive<'_> {
             );
         }
         sizes
+    }
+
+    /// The one image prefill size of a model whose images all have `tokens` tokens.
+    fn fixed_image_prefill(&mut self, tokens: u64, max: u64) -> Vec<u64> {
+        let said = self.graphs.image_prefill_chunk_size.as_deref();
+        if let Some(said) = said.filter(|said| *said != [tokens]) {
+            self.refuse(
+                format!(
+                    "image_prefill_chunk_size is {}; every image of this model is {tokens} tokens",
+                    list(said, 8)
+                ),
+                format!("use {tokens}, or leave it out"),
+            );
+        } else if tokens > max {
+            self.refuse(
+                format!("an image of {tokens} tokens exceeds max_seq_len {max}"),
+                format!("use max_seq_len {tokens} or more, or [towers] vision = false"),
+            );
+        }
+        vec![tokens]
     }
 
     fn kv_dtype(&mut self, float: DType) -> DType {

@@ -148,6 +148,13 @@ impl Text<'_> {
                 put(format!("{} by {} top {top_k}", self.weight(*head), self.weight(*ordering)));
             }
             Op::AllGather { keep } => put(format!("keep {keep}")),
+            Op::EmbedPatches { kernel, bias } => {
+                put(self.weight(*kernel));
+                bias.iter().for_each(|b| put(format!("+ {}", self.weight(*b))));
+            }
+            Op::AddRows { table } => put(self.weight(*table)),
+            Op::PoolGrid { side } => put(format!("squares of {side} x {side}")),
+            Op::Product { weight } => put(self.weight(*weight)),
             Op::Reshape
             | Op::Concat
             | Op::Add

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::ir::{KvTensor, Node, Port, Program, ProgramKind, Programs, ValueType, WeightRef};
 
 /// Version of the stored form.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Most dimensions of a value: far more than any operation has.
 const MAX_TYPE_RANK: usize = 8;

@@ -125,15 +125,23 @@ pub(super) fn spec(root: &Config) -> ModelSpec {
     spec.logit_softcap = text.opt_positive("final_logit_softcapping");
     let hidden = spec.hidden_size;
     let mut model = decoder::text_model("gemma3", root, &text, spec);
+    if reader.nested {
+        // Defaults of `Gemma3TextConfig` too.
+        model.tokens.pad.get_or_insert(0);
+        model.tokens.bos.get_or_insert(2);
+        if model.tokens.eos.is_empty() {
+            model.tokens.eos.push(1);
+        }
+    }
     if reader.nested && root.states("vision_config") {
         model.vision = siglip(root, hidden).map(VisionSpec::Siglip);
-        model.text.image_attention = ImageAttention::Everywhere;
+        model.text.image_attention = ImageAttention::Windowed;
     }
     model
 }
 
-/// The SigLIP encoder. Channels (3), `layer_norm_eps` 1e-6 and the activation follow `SiglipVisionConfig`, as the
-/// published files leave them out.
+/// The SigLIP encoder. Channels (3), `layer_norm_eps` 1e-6 and the activation (GELU, tanh approximation) are the defaults
+/// of `SiglipVisionConfig`, as the published files leave them out.
 fn siglip(root: &Config, outputs: u64) -> Option<SiglipTower> {
     let v = root.need_section("vision_config")?;
     if let Some(kind) = v.opt_word("model_type")
@@ -148,20 +156,44 @@ fn siglip(root: &Config, outputs: u64) -> Option<SiglipTower> {
     if v.flag_or("vision_use_head", false) {
         v.refuse("vision_use_head", "is true; Gemma 3 uses SigLIP without its pooling head");
     }
-    let (image_size, patch_size) = (v.size("image_size"), v.size("patch_size"));
+    let channels = v.size_or("num_channels", 3);
+    if channels != 3 {
+        v.refuse("num_channels", format!("is {channels}; pictures have 3"));
+    }
+    let activation = match v.value("hidden_act") {
+        None => Activation::GeluTanh,
+        Some(_) => decoder::activation(&v, "hidden_act"),
+    };
     let hidden_size = v.size(HIDDEN);
     let layer_norm_eps = v.opt_positive("layer_norm_eps").unwrap_or(1e-6);
-    Some(SiglipTower {
+    let tower = SiglipTower {
         hidden_size,
         mlp_width: v.size("intermediate_size"),
         layers: v.bounded("num_hidden_layers", MAX_LAYERS),
         heads: v.size("num_attention_heads"),
-        image_size,
-        patch_size,
+        image_size: v.size("image_size"),
+        patch_size: v.size("patch_size"),
+        activation,
         layer_norm_eps,
         soft_tokens: root.size("mm_tokens_per_image"),
         projector: ProjectorSpec { inputs: hidden_size, outputs, norm_eps: layer_norm_eps },
-    })
+    };
+    if !hidden_size.is_multiple_of(tower.heads) && v.states(HIDDEN) {
+        v.refuse(
+            "num_attention_heads",
+            format!("is {}, which does not divide hidden_size {hidden_size}", tower.heads),
+        );
+    }
+    let (side, tokens) = (tower.side(), tower.soft_tokens);
+    let row = tokens.isqrt();
+    let pools = row > 0 && row * row == tokens && side > 0 && side.is_multiple_of(row);
+    if !pools && root.states("mm_tokens_per_image") && v.states("image_size") {
+        root.refuse(
+            "mm_tokens_per_image",
+            format!("is {tokens}; {side} × {side} patches do not become that many equal squares"),
+        );
+    }
+    Some(tower)
 }
 
 pub(super) fn weights(spec: &ModelSpec, c: &mut Census) {
@@ -172,15 +204,20 @@ pub(super) fn weights(spec: &ModelSpec, c: &mut Census) {
 }
 
 fn siglip_weights(c: &mut Census, v: &SiglipTower) {
-    let prefix = c.prefix(&["vision_tower.vision_model.", "model.vision_tower.vision_model."]);
+    // transformers 5.24 saves the encoder without `vision_model.`.
+    let prefix = c.prefix(&[
+        "vision_tower.vision_model.",
+        "model.vision_tower.vision_model.",
+        "vision_tower.",
+        "model.vision_tower.",
+    ]);
     let s = Scope { from: prefix, to: "vision.", tower: Tower::Vision, layer: -1 };
     let (h, w) = (Dim(v.hidden_size, HIDDEN), Dim(v.mlp_width, "intermediate_size"));
     let p = Dim(v.patch_size, "patch_size");
     let kernel = [h, Dim(3, ""), p, p];
     c.weight(&s, "patch_embd", "embeddings.patch_embedding", Class::Other, &kernel);
     c.bias(&s, "patch_embd", "embeddings.patch_embedding", Class::Other, h);
-    let side = v.image_size / v.patch_size.max(1);
-    let table = [Dim(side.saturating_mul(side), "(image_size / patch_size)²"), h];
+    let table = [Dim(v.patches(), "(image_size / patch_size)²"), h];
     c.weight(&s, "position_embd", "embeddings.position_embedding", Class::Other, &table);
     let pair = |c: &mut Census, s: &Scope, to: &str, from: &str, class: Class, shape: &[Dim]| {
         let at = c.weight(s, to, from, class, shape);

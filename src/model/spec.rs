@@ -244,7 +244,9 @@ pub enum ImageAttention {
     /// Sliding layers see the whole image as far as the window reaches, full layers stay causal (Gemma 4,
     /// transformers 5.13 and later).
     SlidingWindowed,
-    /// Full layers see the whole image, sliding layers also beyond the window (Gemma 4 unified, Gemma 3).
+    /// Full layers see the whole image, sliding layers as far as the window reaches (Gemma 3, transformers 5.24).
+    Windowed,
+    /// Full layers see the whole image, sliding layers also beyond the window (Gemma 4 unified).
     Everywhere,
 }
 
@@ -324,7 +326,7 @@ pub struct VisionEmbedder {
     pub projector: ProjectorSpec,
 }
 
-/// SigLIP, as Gemma 3 uses it.
+/// SigLIP, as Gemma 3 uses it: every picture has one size, and becomes one number of soft tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SiglipTower {
     /// Width.
@@ -339,12 +341,36 @@ pub struct SiglipTower {
     pub image_size: u64,
     /// Side of a patch in pixels.
     pub patch_size: u64,
+    /// Activation of the MLP.
+    pub activation: Activation,
     /// Epsilon of the layer norms.
     pub layer_norm_eps: f64,
     /// Rows that one image becomes after average pooling.
     pub soft_tokens: u64,
     /// Into the text space; its norm carries weights (`1 + w`) and its matrix is stored input × output.
     pub projector: ProjectorSpec,
+}
+
+impl SiglipTower {
+    /// Patches along a side of the image.
+    pub fn side(&self) -> u64 {
+        self.image_size.checked_div(self.patch_size).unwrap_or(0)
+    }
+
+    /// Patches of an image.
+    pub fn patches(&self) -> u64 {
+        self.side().saturating_mul(self.side())
+    }
+
+    /// Values of a patch: three colours of each of its pixels.
+    pub fn patch_values(&self) -> u64 {
+        self.patch_size.saturating_mul(self.patch_size).saturating_mul(3)
+    }
+
+    /// Side of the square of patches that is averaged into one soft token; 0 when there are more tokens than patches.
+    pub fn pooling(&self) -> u64 {
+        self.side().checked_div(self.soft_tokens.isqrt()).unwrap_or(0)
+    }
 }
 
 /// How sound becomes rows of the text space.

@@ -138,7 +138,11 @@ pub(super) fn summary(
         compiled.programs.of_kind(|k| matches!(k, ProgramKind::Vision { .. })).next();
     let mut takes = vec!["text".to_owned()];
     if takes_images.is_some() {
-        takes.extend(["image".to_owned(), "video".to_owned()]);
+        takes.push("image".to_owned());
+        // Frames of a video are images between other tokens.
+        if spec.is_none_or(|spec| spec.tokens.video.is_some()) {
+            takes.push("video".to_owned());
+        }
     }
     let mut refuses = BTreeMap::new();
     if let Some(spec) = spec {
@@ -147,8 +151,7 @@ pub(super) fn summary(
             refuses.insert("audio".to_owned(), why.to_owned());
         }
         if spec.vision.is_some() && takes_images.is_none() {
-            let why =
-                "the recipe leaves the image encoder out, or it is of a kind that is not compiled";
+            let why = "the recipe leaves the image encoder out";
             refuses.insert("image".to_owned(), why.to_owned());
         }
     }

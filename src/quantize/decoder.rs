@@ -461,6 +461,19 @@ impl Plane {
     /// One row of values; `bytes` holds the whole row.
     fn read(&self, bytes: &[u8], out: &mut [f32], codes: &mut Vec<u32>) {
         match &self.values {
+            // Conversion, unlike look-up, is done many lanes at a time.
+            Values::Table(_) if self.spec.dtype == DType::I8 => {
+                out.iter_mut().zip(bytes).for_each(|(o, b)| *o = f32::from(*b as i8));
+            }
+            Values::Table(table) if self.spec.dtype.bits() == 4 => {
+                let (pairs, rest) = out.as_chunks_mut::<2>();
+                for (pair, b) in pairs.iter_mut().zip(bytes) {
+                    *pair = [table[usize::from(b & 15)], table[usize::from(b >> 4)]];
+                }
+                if let ([last], Some(b)) = (rest, bytes.get(pairs.len())) {
+                    *last = table[usize::from(b & 15)];
+                }
+            }
             Values::Table(table) if table.len() == 256 => {
                 for (o, b) in out.iter_mut().zip(bytes) {
                     *o = table[usize::from(*b)];

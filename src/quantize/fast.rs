@@ -125,6 +125,12 @@ impl Fast {
         if keeps_scales {
             planes[plan.at.scale].resize(n.div_ceil(block_rows) * scale_row, 0);
         }
+        // Chunks of 16 columns under one scale; where that is no power of two, every chunk gets an entry of its own.
+        let per = block.div_ceil(LANES);
+        let shift = match blocks {
+            1 => Some(usize::BITS - 1),
+            _ => per.is_power_of_two().then(|| per.ilog2()),
+        };
         let mut sum = ErrorSum::default();
         for (i, group) in bytes.chunks(block_rows.saturating_mul(row_bytes)).enumerate() {
             work.peaks.clear();
@@ -136,15 +142,15 @@ impl Fast {
                 return Err(Unfit);
             }
             self.scales(plan, second, work);
-            // One entry for every 16 columns: blocks of any width look alike to the kernel.
-            let per = block.div_ceil(LANES);
-            let (scales, inverses) = if per == 1 {
-                (&work.scales.values, &work.scales.inverses)
-            } else {
-                spread(&work.scales.values, per, chunks, &mut work.scale_of);
-                spread(&work.scales.inverses, per, chunks, &mut work.inverse_of);
-                (&work.scale_of, &work.inverse_of)
+            let (scales, inverses) = match shift {
+                Some(_) => (&work.scales.values, &work.scales.inverses),
+                None => {
+                    spread(&work.scales.values, per, chunks, &mut work.scale_of);
+                    spread(&work.scales.inverses, per, chunks, &mut work.inverse_of);
+                    (&work.scale_of, &work.inverse_of)
+                }
             };
+            let shift = shift.unwrap_or(0);
             if keeps_scales {
                 pack(
                     &work.scales.codes,
@@ -153,7 +159,7 @@ impl Fast {
                 );
             }
             for (r, bytes) in group.chunks_exact(row_bytes).enumerate() {
-                let row = Row { bytes, scales, inverses, second };
+                let row = Row { bytes, scales, inverses, shift, second };
                 let out = &mut planes[0][(i * block_rows + r) * code_row..][..code_row];
                 let lanes = (self.ops.codes)(kind, self.source, &row, out);
                 self.add(&mut sum, &lanes, bytes)?;
@@ -231,17 +237,8 @@ impl Fast {
 
 /// Every value `per` times, `n` in all.
 fn spread(values: &[f32], per: usize, n: usize, out: &mut Vec<f32>) {
-    /// For the usual blocks: 32, 64 and 128 columns.
-    fn by<const PER: usize>(values: &[f32], out: &mut [f32]) {
-        let (whole, rest) = out.as_chunks_mut::<PER>();
-        whole.iter_mut().zip(values).for_each(|(out, value)| *out = [*value; PER]);
-        rest.fill(values.last().copied().unwrap_or_default());
-    }
     out.resize(n, 0.0);
-    match per {
-        2 => by::<2>(values, out),
-        4 => by::<4>(values, out),
-        8 => by::<8>(values, out),
-        _ => out.chunks_mut(per).zip(values).for_each(|(out, value)| out.fill(*value)),
+    for (out, value) in out.chunks_mut(per).zip(values) {
+        out.fill(*value);
     }
 }

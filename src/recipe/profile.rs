@@ -125,6 +125,8 @@ pub struct Limits {
     /// Whether the rows of one prefill call lie in one partition, so that a sequence leaves slots unused before a
     /// chunk that would cross a border.
     pub chunk_in_partition: bool,
+    /// Whether text runs in chunks of an image's tokens where all images of a model have one number of them.
+    pub one_prefill_size: bool,
 }
 
 /// What a device runs.

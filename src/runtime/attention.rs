@@ -3,8 +3,8 @@
 use rayon::prelude::*;
 
 use super::cache::{Cache, Tables};
-use super::product::dot;
-use super::rows::softmax;
+use super::product::{dot, product};
+use super::rows::{softmax, transposed};
 use super::value::{Value, fault};
 use crate::diag::Result;
 use crate::graph::OwnRows;
@@ -266,21 +266,61 @@ pub(super) fn windowed(q: &Value, from: &Rings<'_>, scoring: Scoring) -> Result<
     })
 }
 
+/// Rows of queries whose scores are held at once: a picture may have thousands of patches.
+const DENSE_ROWS: usize = 1024;
+
 /// [`Op::DenseAttention`](crate::graph::Op::DenseAttention).
-pub(super) fn dense(q: &Value, k: &Value, v: &Value, mask: &Value, scale: f64) -> Result<Value> {
-    let [_, rows, heads, d] = k.heads()?;
-    let mask = mask.as_floats()?;
-    let seen = |_: usize, head: usize| -> Result<Seen> {
-        let mut seen = Seen::default();
-        for (x, to) in [(k, &mut seen.keys), (v, &mut seen.values)] {
-            let x = x.as_floats()?;
-            for row in 0..rows {
-                let at = (row * heads + head) * d;
-                to.extend_from_slice(x.get(at..at + d).ok_or_else(|| fault("too few keys"))?);
-            }
-        }
-        Ok(seen)
-    };
+pub(super) fn dense(
+    q: &Value,
+    k: &Value,
+    v: &Value,
+    mask: Option<&Value>,
+    scale: f64,
+) -> Result<Value> {
+    let [_, rows, heads, d] = q.heads()?;
+    let [_, keys, key_heads, _] = k.heads()?;
+    let sound = keys > 0 && d > 0 && key_heads > 0 && heads.is_multiple_of(key_heads);
+    if !sound || k.shape() != v.shape() {
+        return Err(fault(format!(
+            "{heads} query heads over {key_heads} key heads of {keys} keys"
+        )));
+    }
+    let (queries, all_keys, values) = (q.as_floats()?, k.as_floats()?, v.as_floats()?);
+    let mask = mask.map(Value::as_floats).transpose()?;
     let scoring = Scoring { scale, softcap: None };
-    attend(q, heads, scoring, rows, seen, |_, _, key| mask.get(key).copied())
+    let group = heads / key_heads;
+    // Rows of one head, one after the other.
+    let of = |x: &[f32], heads: usize, head: usize| -> Vec<f32> {
+        let rows = x.chunks_exact(heads * d);
+        rows.flat_map(|row| row.iter().skip(head * d).take(d).copied()).collect()
+    };
+    let piece = |head: usize| -> Result<Vec<f32>> {
+        let keys_of = of(all_keys, key_heads, head / group);
+        let values_of = transposed(&of(values, key_heads, head / group), keys, d)?;
+        let mut out = Vec::with_capacity(rows * d);
+        for part in of(queries, heads, head).chunks(DENSE_ROWS * d) {
+            let mut scores = product(part, &keys_of, d);
+            for row in scores.chunks_exact_mut(keys) {
+                row.iter_mut().for_each(|s| *s = scoring.score(*s));
+                if let Some(mask) = mask {
+                    row.iter_mut().zip(mask).for_each(|(s, add)| *s += add);
+                }
+                softmax(row);
+            }
+            out.extend(product(&scores, &values_of, keys));
+        }
+        Ok(out)
+    };
+    let work = rows.saturating_mul(keys).saturating_mul(heads * d);
+    let done: Vec<Vec<f32>> = match work < WORTH_SHARING {
+        true => (0..heads).map(piece).collect::<Result<_>>()?,
+        false => (0..heads).into_par_iter().map(piece).collect::<Result<_>>()?,
+    };
+    let mut out = vec![0.0f32; rows * heads * d];
+    for (row, to) in out.chunks_exact_mut(heads * d).enumerate() {
+        for (to, from) in to.chunks_exact_mut(d).zip(&done) {
+            to.copy_from_slice(&from[row * d..(row + 1) * d]);
+        }
+    }
+    Value::floats([1, rows, heads * d], out)
 }

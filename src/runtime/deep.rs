@@ -267,6 +267,9 @@ fn image(vision: &VisionSpec, fewest: u64, most: u64) -> Option<Image> {
     let (patch, each, table) = match vision {
         VisionSpec::Tower(v) => (v.patch_size, v.pooling, v.position_table),
         VisionSpec::Embedder(v) => (v.patch_size.checked_mul(v.pooling)?, 1, v.position_table),
+        VisionSpec::Siglip(v) if fewest < v.soft_tokens && v.soft_tokens <= most => {
+            return rectangle(v.side(), v.side(), v.patch_values());
+        }
         VisionSpec::Siglip(_) => return None,
     };
     let longest = table.checked_div(each)?;
@@ -276,7 +279,11 @@ fn image(vision: &VisionSpec, fewest: u64, most: u64) -> Option<Image> {
     });
     let (wide, high) = shape?;
     let (columns, rows) = (wide.checked_mul(each)?, high.checked_mul(each)?);
-    let values = patch.checked_mul(patch)?.checked_mul(3)?;
+    rectangle(columns, rows, patch.checked_mul(patch)?.checked_mul(3)?)
+}
+
+/// An image of that many patches of so many values.
+fn rectangle(columns: u64, rows: u64, values: u64) -> Option<Image> {
     let all = columns.checked_mul(rows)?.checked_mul(values).filter(|n| *n <= 1 << 28)?;
     // Any picture will do, as long as it is always the same and its patches differ.
     let pixels = (0..all).map(|n| (n.wrapping_mul(7919) % 251) as f32 / 250.0).collect();

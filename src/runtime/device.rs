@@ -308,9 +308,8 @@ impl Run<'_> {
                 windowed(x, &from, Scoring { scale: *scale, softcap: *softcap })
             }
             Op::DenseAttention { scale } => {
-                let (k, v, mask) =
-                    (self.value(node, 1)?, self.value(node, 2)?, self.value(node, 3)?);
-                dense(x, k, v, mask, *scale)
+                let mask = (node.inputs.len() > 3).then(|| self.value(node, 3)).transpose()?;
+                dense(x, self.value(node, 1)?, self.value(node, 2)?, mask, *scale)
             }
             Op::SelectRow => self.select(x, self.value(node, 1)?),
             Op::Experts { gate_up, down, activation, activations } => {
@@ -331,6 +330,24 @@ impl Run<'_> {
                 self.ordered_head(node, self.weight(*head)?, *ordering, *top_k)
             }
             Op::FillUnscored => rows::fill_unscored(x),
+            Op::EmbedPatches { kernel, bias } => {
+                let y = product(x.as_floats()?, &self.vector(*kernel)?, x.columns());
+                let outputs = self.weight(*kernel)?.shape.extents().first().copied();
+                let outputs = usize::try_from(outputs.unwrap_or(0)).map_err(fault)?;
+                let y = Value::floats(x.with_columns(outputs), y)?;
+                match bias {
+                    Some(bias) => rows::with_vector(&y, &self.vector(*bias)?, |v, b| v + b),
+                    None => Ok(y),
+                }
+            }
+            Op::AddRows { table } => rows::add_rows(x, &self.vector(*table)?),
+            Op::PoolGrid { side } => rows::pool_grid(x, usize::try_from(*side).map_err(fault)?),
+            Op::Product { weight } => {
+                let [inputs, outputs] = matrix(self.weight(*weight)?)?;
+                let by_outputs = rows::transposed(&self.vector(*weight)?, inputs, outputs)?;
+                let y = product(x.as_floats()?, &by_outputs, inputs);
+                Value::floats(x.with_columns(outputs), y)
+            }
             Op::AllReduce
             | Op::AllGather { .. }
             | Op::KvWrite { .. }

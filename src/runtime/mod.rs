@@ -41,6 +41,7 @@ mod generate;
 mod images;
 mod pixels;
 mod pool;
+mod processor;
 mod product;
 mod rope;
 mod rows;
@@ -56,7 +57,7 @@ pub use divergence::{Document, Evaluation, Score, Window, evaluate, read_corpus,
 pub use engine::{Engine, Rows};
 pub use executor::{Executor, Memory, Outcome, View};
 pub use generate::{Drafted, Drafting, Proposal, Verify, greedy};
-pub use images::{Encoder, Image, place_images};
+pub use images::{Encoder, Image, image_tokens, place_images};
 pub use pixels::{MAX_FILE, Picture, target_size};
 pub use sources::{ArtifactWeights, Placed, SourceWeights, WholeWeights};
 pub use stored::{Opened, ProgramsError, StoredWeights, open, read_programs, side_file, sizes};

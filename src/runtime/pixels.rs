@@ -1,12 +1,15 @@
-//! From a picture's bytes to patches, as the image processors of transformers 5.24 make them for Gemma 4.
+//! From a picture's bytes to patches, as the image processors of transformers 5.24 make them for Gemma 4 and Gemma 3.
 //!
 //! ```text
 //! bytes ─ decode ─ Picture (RGB) ─ target_size ─ resize ─ patches ─ Image
 //! ```
 //!
-//! Resizing is Pillow's: bicubic (a = −0.5) over as many pixels as the reduction spans, in a pass over columns and one over
-//! rows, each in fixed point and rounded to a byte. Every value equals that of the processor built on Pillow; the one built on
-//! torchvision does not round between the passes.
+//! Gemma 4 keeps proportions and gives pixels from 0 to 1; Gemma 3 makes every picture a square of one size, without crops
+//! of it, and gives pixels from −1 to 1.
+//!
+//! Resizing is Pillow's: bicubic (a = −0.5) or bilinear over as many pixels as the reduction spans, in a pass over columns
+//! and one over rows, each in fixed point and rounded to a byte. Every value equals that of the processor built on Pillow;
+//! the one built on torchvision does not round between the passes.
 
 use std::borrow::Cow;
 use std::io::Cursor;
@@ -16,7 +19,7 @@ use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 use super::images::Image;
 use super::value::fault;
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, count, size};
-use crate::model::VisionSpec;
+use crate::model::{SiglipTower, VisionSpec};
 
 /// Longest side and most pixels of a picture that is read; Pillow refuses more than 178 956 970 pixels too.
 const MAX_SIDE: u32 = 1 << 16;
@@ -107,12 +110,7 @@ impl Picture {
         let (patch, pooling, merged) = match vision {
             VisionSpec::Tower(v) => (v.patch_size, v.pooling, false),
             VisionSpec::Embedder(v) => (v.patch_size, v.pooling, true),
-            VisionSpec::Siglip(_) => {
-                return Err(refuse(
-                    "the model's encoder is of a kind that is not compiled".to_owned(),
-                    "text can be run",
-                ));
-            }
+            VisionSpec::Siglip(v) => return self.square(v, soft_tokens),
         };
         let pixels = |n: usize| u64::try_from(n).map_err(fault);
         let (height, width) =
@@ -128,21 +126,60 @@ impl Picture {
         }
         let side = if merged { patch.saturating_mul(pooling) } else { patch };
         let size = |n: u64| usize::try_from(n).map_err(fault);
-        Ok(self.resized(size(width)?, size(height)?).cut(size(side)?))
+        Ok(self.resized(size(width)?, size(height)?, &BICUBIC).cut(size(side)?))
+    }
+
+    /// The patches of the square that Gemma 3's encoder reads.
+    fn square(&self, v: &SiglipTower, soft_tokens: u64) -> Result<Image> {
+        if soft_tokens != v.soft_tokens {
+            return Err(refuse(
+                format!(
+                    "{soft_tokens} tokens are asked for; every image of this model becomes {}",
+                    v.soft_tokens
+                ),
+                "leave the number of tokens out",
+            ));
+        }
+        let size = |n: u64| usize::try_from(n).map_err(fault);
+        let (side, patch) = (size(v.image_size)?, size(v.patch_size)?);
+        if v.image_size.saturating_mul(v.image_size) > MAX_PIXELS || side == 0 {
+            return Err(refuse(
+                format!(
+                    "the encoder takes {side} × {side} pixels; at most {} are made",
+                    count(MAX_PIXELS)
+                ),
+                "a model with a smaller image_size",
+            ));
+        }
+        let squares = self.resized(side, side, &BILINEAR).cut(patch);
+        // From pixels of three colours to three planes, and from 0 to 1 to −1 to 1: mean and deviation ½ of each colour, as
+        // the processor computes it.
+        let mut pixels = Vec::with_capacity(squares.pixels.len());
+        for patch in
+            squares.pixels.chunks_exact(patch.saturating_mul(patch).saturating_mul(3).max(1))
+        {
+            for colour in 0..3 {
+                pixels.extend(patch.iter().skip(colour).step_by(3).map(|p| (p - 0.5) / 0.5));
+            }
+        }
+        Ok(Image { pixels, positions: squares.positions })
     }
 
     /// The picture in another size.
-    fn resized(&self, width: usize, height: usize) -> Picture {
+    fn resized(&self, width: usize, height: usize, filter: &Filter) -> Picture {
         let (from, tall) = (self.width, self.height);
         let rgb = if rows_first([tall, from], [height, width]) {
-            let low = down(&self.rgb, from * 3, tall, height);
-            if width == from { low } else { across(&low, from, width) }
+            let low = down(&self.rgb, from * 3, [tall, height], filter);
+            if width == from { low } else { across(&low, [from, width], filter) }
         } else {
             let wide = match width == from {
                 true => Cow::Borrowed(&self.rgb),
-                false => Cow::Owned(across(&self.rgb, from, width)),
+                false => Cow::Owned(across(&self.rgb, [from, width], filter)),
             };
-            if height == tall { wide.into_owned() } else { down(&wide, width * 3, tall, height) }
+            match height == tall {
+                true => wide.into_owned(),
+                false => down(&wide, width * 3, [tall, height], filter),
+            }
         };
         Picture { width, height, rgb }
     }
@@ -224,6 +261,17 @@ struct Taps {
     weights: Vec<i32>,
 }
 
+/// How much places count by their distance.
+struct Filter {
+    weight: fn(f64) -> f64,
+    /// Distance from which on they do not.
+    reach: f64,
+}
+
+const BICUBIC: Filter = Filter { weight: cubic, reach: 2.0 };
+
+const BILINEAR: Filter = Filter { weight: |x| (1.0 - x.abs()).max(0.0), reach: 1.0 };
+
 /// The cubic of Keys with a = −0.5.
 fn cubic(x: f64) -> f64 {
     const A: f64 = -0.5;
@@ -238,18 +286,19 @@ fn cubic(x: f64) -> f64 {
 }
 
 /// Weights of every place when `from` places become `to`.
-fn taps(from: usize, to: usize) -> Vec<Taps> {
+fn taps([from, to]: [usize; 2], filter: &Filter) -> Vec<Taps> {
     let scale = from as f64 / to as f64;
     let stretch = scale.max(1.0);
-    let support = 2.0 * stretch;
+    let support = filter.reach * stretch;
     (0..to)
         .map(|place| {
             let center = (place as f64 + 0.5) * scale;
             // Truncation towards zero, as a cast does.
             let first = (center - support + 0.5).max(0.0) as usize;
             let end = ((center + support + 0.5) as usize).min(from);
-            let weights: Vec<f64> =
-                (first..end).map(|n| cubic((n as f64 - center + 0.5) * (1.0 / stretch))).collect();
+            let weights: Vec<f64> = (first..end)
+                .map(|n| (filter.weight)((n as f64 - center + 0.5) * (1.0 / stretch)))
+                .collect();
             let sum: f64 = weights.iter().sum();
             let fixed = |w: &f64| {
                 let w = if sum == 0.0 { *w } else { w / sum } * f64::from(1u32 << FRACTION);
@@ -268,8 +317,8 @@ fn byte(sum: i64) -> u8 {
 const HALF: i64 = 1 << (FRACTION - 1);
 
 /// Rows of `from` pixels made `to` pixels wide.
-fn across(rgb: &[u8], from: usize, to: usize) -> Vec<u8> {
-    let taps = taps(from, to);
+fn across(rgb: &[u8], [from, to]: [usize; 2], filter: &Filter) -> Vec<u8> {
+    let taps = taps([from, to], filter);
     let mut out = Vec::with_capacity(rgb.len() / from.max(1) * to);
     for row in rgb.chunks_exact((from * 3).max(1)) {
         let pixels = row.as_chunks::<3>().0;
@@ -287,10 +336,10 @@ fn across(rgb: &[u8], from: usize, to: usize) -> Vec<u8> {
 }
 
 /// `from` rows of `width` bytes made `to` rows.
-fn down(rgb: &[u8], width: usize, from: usize, to: usize) -> Vec<u8> {
+fn down(rgb: &[u8], width: usize, [from, to]: [usize; 2], filter: &Filter) -> Vec<u8> {
     let mut out = Vec::with_capacity(width * to);
     let mut sums = vec![HALF; width];
-    for tap in taps(from, to) {
+    for tap in taps([from, to], filter) {
         sums.fill(HALF);
         let rows = rgb.chunks_exact(width.max(1)).skip(tap.first);
         for (row, weight) in rows.zip(&tap.weights) {
@@ -446,6 +495,64 @@ mod tests {
         let at: Vec<i64> = at.data().as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect();
         assert_eq!(image.positions.as_flattened(), at);
         assert_eq!(image.soft_tokens(&embedder()), 8);
+    }
+
+    /// Squares of `side` pixels in patches of `patch`, each side of which has `row` soft tokens.
+    fn siglip(side: u64, patch: u64, row: u64) -> VisionSpec {
+        VisionSpec::Siglip(SiglipTower {
+            hidden_size: 8,
+            mlp_width: 8,
+            layers: 1,
+            heads: 1,
+            image_size: side,
+            patch_size: patch,
+            activation: Activation::GeluTanh,
+            layer_norm_eps: 1e-6,
+            soft_tokens: row * row,
+            projector: PROJECTOR,
+        })
+    }
+
+    #[test]
+    fn patches_of_gemma3_equal_those_of_its_processor_to_the_bit() {
+        let processed = fixture("gemma3.safetensors");
+        let file = SafeTensors::deserialize(&processed).expect("safetensors");
+        let mut compared = 0;
+        for (name, tensor) in file.tensors() {
+            let (picture, side) = name.split_once('/').expect("a picture and a side");
+            let vision = match side {
+                "32" => siglip(32, 4, 4),
+                _ => siglip(75, 7, 5),
+            };
+            let VisionSpec::Siglip(v) = &vision else { unreachable!() };
+            let decoded = Picture::decode(&fixture(picture)).unwrap_or_else(|f| panic!("{f}"));
+            let image = decoded.patches(&vision, v.soft_tokens).unwrap_or_else(|f| panic!("{f}"));
+            let n = v.side() as i64;
+            assert_eq!(tensor.shape(), [image.positions.len(), v.patch_values() as usize]);
+            let at: Vec<[i64; 2]> = (0..n * n).map(|i| [i % n, i / n]).collect();
+            assert_eq!(image.positions, at, "{name}");
+            assert_eq!(image.soft_tokens(&vision), v.soft_tokens);
+            // The processor's floats are made of these bytes so.
+            let float = |b: u8| ((f64::from(b) * (1.0 / 255.0)) as f32 - 0.5) / 0.5;
+            let far =
+                image.pixels.iter().zip(tensor.data()).map(|(ours, b)| (ours - float(*b)).abs());
+            let far = far.fold(0.0, f32::max);
+            // Decoders of JPEG differ by a few steps.
+            let bound = if picture.ends_with(".jpg") { 4.5 * 2.0 / 255.0 } else { 0.0 };
+            assert!(far <= bound, "{name}: {far}");
+            assert_eq!(image.pixels.len(), tensor.data().len());
+            compared += image.pixels.len();
+        }
+        assert!(compared > 190_000, "{compared}");
+        let dot = Picture::new(1, 1, vec![7, 8, 9]).expect("a picture");
+        let said = |vision: &VisionSpec, tokens| {
+            dot.patches(vision, tokens).expect_err("a refusal").problems[0].message.clone()
+        };
+        assert_eq!(
+            said(&siglip(32, 4, 4), 6),
+            "6 tokens are asked for; every image of this model becomes 16"
+        );
+        assert!(said(&siglip(1 << 40, 4, 4), 16).contains("at most 178,956,970 are made"));
     }
 
     #[test]

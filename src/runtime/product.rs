@@ -8,7 +8,7 @@ use rayon::prelude::*;
 /// Multiplications below which threads cost more than they save.
 const WORTH_SHARING: usize = 1 << 18;
 
-/// Rows of the matrix that a thread takes at a time.
+/// Fewest rows of the matrix that a thread takes at a time.
 const ROWS: usize = 128;
 
 /// Rows of x up to which a matrix is read once for each instead of being packed for a blocked product.
@@ -24,7 +24,12 @@ pub(super) fn product(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
     if m.saturating_mul(w.len()) < WORTH_SHARING {
         return part(x, w, columns);
     }
-    let parts: Vec<Vec<f32>> = w.par_chunks(ROWS * columns).map(|w| part(x, w, columns)).collect();
+    // A blocked product packs all of x for every part of the matrix: as few parts as there are threads.
+    let rows = match m <= FEW {
+        true => ROWS,
+        false => n.div_ceil(rayon::current_num_threads().max(1)).max(ROWS),
+    };
+    let parts: Vec<Vec<f32>> = w.par_chunks(rows * columns).map(|w| part(x, w, columns)).collect();
     let mut out = vec![0.0; m * n];
     let mut first = 0;
     for part in parts {

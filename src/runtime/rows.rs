@@ -207,6 +207,49 @@ pub(super) fn pool(x: &Value, at: &Value, padding: &Value, side: usize) -> Resul
     Ok((Value::floats([1, cells, columns], data)?, Value::ints([1, cells], held)?))
 }
 
+/// Averages of squares of `side` × `side` rows of a grid that is as wide as high.
+pub(super) fn pool_grid(x: &Value, side: usize) -> Result<Value> {
+    let columns = x.columns().max(1);
+    let values = x.as_floats()?;
+    let wide = (values.len() / columns).isqrt();
+    let cells = wide.checked_div(side).unwrap_or(0);
+    let area = (side * side) as f32;
+    let mut data = vec![0.0f32; cells * cells * columns];
+    for (row, values) in values.chunks_exact(columns).enumerate() {
+        let (y, x) = (row / wide.max(1) / side, row % wide.max(1) / side);
+        let first = (y * cells + x) * columns;
+        let sums = data.get_mut(first..first + columns).filter(|_| x < cells);
+        let sums = sums.ok_or_else(|| fault(format!("row {row} lies in no square")))?;
+        sums.iter_mut().zip(values).for_each(|(s, v)| *s += v);
+    }
+    data.iter_mut().for_each(|s| *s /= area);
+    Value::floats([1, cells * cells, columns], data)
+}
+
+/// `x` plus a table of as many rows.
+pub(super) fn add_rows(x: &Value, table: &[f32]) -> Result<Value> {
+    let values = x.as_floats()?;
+    if values.len() != table.len() {
+        return Err(fault(format!("{} values and a table of {}", values.len(), table.len())));
+    }
+    let data: Vec<f32> = values.iter().zip(table).map(|(v, t)| v + t).collect();
+    Value::floats(x.shape(), data)
+}
+
+/// A matrix `[rows, columns]` as `[columns, rows]`.
+pub(super) fn transposed(matrix: &[f32], rows: usize, columns: usize) -> Result<Vec<f32>> {
+    if Some(matrix.len()) != rows.checked_mul(columns) {
+        return Err(fault(format!("{} elements as {rows} × {columns}", matrix.len())));
+    }
+    let mut out = vec![0.0f32; matrix.len()];
+    for (n, row) in matrix.chunks_exact(columns.max(1)).enumerate() {
+        for (to, v) in out.iter_mut().skip(n).step_by(rows.max(1)).zip(row) {
+            *to = *v;
+        }
+    }
+    Ok(out)
+}
+
 /// Rows of two position tables, added; zeros for padding.
 pub(super) fn embed_axes(
     table: &[f32],

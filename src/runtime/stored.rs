@@ -101,7 +101,8 @@ impl<'a> Opened<'a> {
     /// model's configuration says, or the nearest number that a program is compiled for.
     ///
     /// # Errors
-    /// Programs that take no pictures, or fewer tokens than asked for; pictures that do not fit.
+    /// Programs that take no pictures, or fewer tokens than asked for; pictures that do not fit; a file whose own processor
+    /// makes patches in another way.
     pub fn images(&self, pictures: &[Picture], asked: Option<u64>) -> Result<Vec<Image>> {
         if pictures.is_empty() {
             return Ok(Vec::new());
@@ -127,6 +128,7 @@ impl<'a> Opened<'a> {
             .help(format!("encoders: {}; max_soft_tokens in a recipe", diag::list(compiled, 8)));
             return Err(Failure::one(FailureKind::Refused, "this prompt cannot be run", problem));
         }
+        super::processor::check(self.artifact, vision)?;
         let own = match vision {
             VisionSpec::Tower(v) => v.soft_tokens,
             VisionSpec::Embedder(v) => v.soft_tokens,

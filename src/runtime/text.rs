@@ -99,6 +99,11 @@ impl Tokenizer {
         self.model.token_to_id(text).map(u64::from)
     }
 
+    /// The text that stands for a token where it is written out, as added tokens are.
+    pub fn token_text(&self, token: u64) -> Option<String> {
+        self.model.id_to_token(u32::try_from(token).ok()?)
+    }
+
     /// Begins a text.
     pub fn write(&self) -> Writing<'_> {
         Writing { tokenizer: self, tokens: Vec::new(), start: 0, done: 0 }

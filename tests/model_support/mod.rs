@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use radpack::diag::{Failure, FailureKind};
 use radpack::model::{self, Model};
 use radpack::tensor::{DType, Shape, TensorInfo};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Every small model, by the name of its folder.
+#[allow(unused_imports)] // every test file uses a part of this module
 pub use testkit::NAMES as TINY;
 
 /// What a checkpoint holds: tensors by name.
@@ -61,4 +62,78 @@ pub fn refusal(config: &Value, tensors: &Tensors) -> Failure {
 /// What the problems of a failure say, in order.
 pub fn messages(failure: &Failure) -> Vec<String> {
     failure.problems.iter().map(|p| p.message.clone()).collect()
+}
+
+/// Gemma 3 4B as published: `text_config` leaves out what equals transformers' defaults.
+#[allow(dead_code)] // every test file uses a part of this module
+pub fn gemma3_4b() -> (Value, Tensors) {
+    let config = json!({
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "boi_token_index": 255999, "eoi_token_index": 256000, "eos_token_id": [1, 106],
+        "image_token_index": 262144, "mm_tokens_per_image": 256,
+        "text_config": {
+            "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+            "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "vision_config": {
+            "hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
+            "model_type": "siglip_vision_model", "num_attention_heads": 16,
+            "num_hidden_layers": 27, "patch_size": 14, "vision_use_head": false,
+        },
+    });
+    let mut map = Tensors::new();
+    let mut put = |name: String, shape: &[u64]| {
+        map.insert(name, TensorInfo { dtype: DType::BF16, shape: Shape::from(shape) });
+    };
+    let (h, v) = (2560, 1152);
+    put("language_model.model.embed_tokens.weight".into(), &[262_208, h]);
+    put("language_model.model.norm.weight".into(), &[h]);
+    for n in 0..34 {
+        let p = format!("language_model.model.layers.{n}.");
+        for norm in [
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ] {
+            put(format!("{p}{norm}.weight"), &[h]);
+        }
+        put(format!("{p}self_attn.q_proj.weight"), &[2048, h]);
+        put(format!("{p}self_attn.k_proj.weight"), &[1024, h]);
+        put(format!("{p}self_attn.v_proj.weight"), &[1024, h]);
+        put(format!("{p}self_attn.o_proj.weight"), &[h, 2048]);
+        put(format!("{p}self_attn.q_norm.weight"), &[256]);
+        put(format!("{p}self_attn.k_norm.weight"), &[256]);
+        put(format!("{p}mlp.gate_proj.weight"), &[10240, h]);
+        put(format!("{p}mlp.up_proj.weight"), &[10240, h]);
+        put(format!("{p}mlp.down_proj.weight"), &[h, 10240]);
+    }
+    let p = "vision_tower.vision_model.";
+    put(format!("{p}embeddings.patch_embedding.weight"), &[v, 3, 14, 14]);
+    put(format!("{p}embeddings.patch_embedding.bias"), &[v]);
+    put(format!("{p}embeddings.position_embedding.weight"), &[4096, v]);
+    put(format!("{p}post_layernorm.weight"), &[v]);
+    put(format!("{p}post_layernorm.bias"), &[v]);
+    for n in 0..27 {
+        let p = format!("{p}encoder.layers.{n}.");
+        for (name, rows, cols) in [
+            ("self_attn.q_proj", v, v),
+            ("self_attn.k_proj", v, v),
+            ("self_attn.v_proj", v, v),
+            ("self_attn.out_proj", v, v),
+            ("mlp.fc1", 4304, v),
+            ("mlp.fc2", v, 4304),
+        ] {
+            put(format!("{p}{name}.weight"), &[rows, cols]);
+            put(format!("{p}{name}.bias"), &[rows]);
+        }
+        for norm in ["layer_norm1", "layer_norm2"] {
+            put(format!("{p}{norm}.weight"), &[v]);
+            put(format!("{p}{norm}.bias"), &[v]);
+        }
+    }
+    put("multi_modal_projector.mm_input_projection_weight".into(), &[v, h]);
+    put("multi_modal_projector.mm_soft_emb_norm.weight".into(), &[v]);
+    (config, map)
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use radpack::checkpoint::{Checkpoint, OpenOptions};
 use radpack::diag::SourceText;
 use radpack::graph::{self, Programs, Shards, Sizes};
-use radpack::model::{self, Model};
+use radpack::model::{self, Model, VisionSpec};
 use radpack::partition::{self, Models, Placement};
 use radpack::pipeline::Sources;
 use radpack::recipe::{Assignment, Recipe};
@@ -18,8 +18,9 @@ use radpack::tensor::DType;
 use safetensors::SafeTensors;
 
 /// Models that answer for themselves, without draft heads.
-pub const TARGETS: [&str; 9] = [
+pub const TARGETS: [&str; 10] = [
     "tiny-gemma3",
+    "tiny-gemma3-vision",
     "tiny-gemma4-dense",
     "tiny-gemma4-e",
     "tiny-gemma4-moe",
@@ -79,16 +80,21 @@ impl Loaded {
     /// Sizes that force every path: several blocks, chunks that wrap windows, two decoders, two image buckets.
     pub fn sizes(&self) -> Sizes {
         let images = self.model.spec.vision.is_some();
+        let (image_prefill, soft_tokens) = match &self.model.spec.vision {
+            Some(VisionSpec::Siglip(v)) => (vec![v.soft_tokens], vec![v.soft_tokens]),
+            Some(_) => (vec![16, 8], vec![12, 6]),
+            None => (Vec::new(), Vec::new()),
+        };
         Sizes {
             max_seq_len: 160,
             batch_size: 4,
             decoder_batch_sizes: vec![4, 2, 1],
             prefill_chunk: 16,
-            image_prefill: if images { vec![16, 8] } else { Vec::new() },
+            image_prefill,
             block: 32,
             kv_dtype: DType::F32,
             float: DType::F32,
-            soft_tokens: if images { vec![12, 6] } else { Vec::new() },
+            soft_tokens,
             embeds: images,
             aligned: images,
             draft_tokens: if self.draft.is_some() { 4 } else { 0 },

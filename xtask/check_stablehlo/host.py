@@ -8,6 +8,10 @@ class Sequence:
 
     def __init__(self, slot, blocks):
         self.slot, self.blocks, self.length = slot, blocks, 0
+        # Slots in use, and which of them hold a token: without alignment those of the tokens.
+        self.slots, self.held = 0, []
+        # The final state behind the last token, where the model has a draft head.
+        self.hidden = None
 
 
 class Host:
@@ -17,8 +21,8 @@ class Host:
         self.folder = folder
         self.document = folder.document
         self.sizes = self.document["graphs"]
-        if self.sizes["kv"]["aligned"]:
-            raise ValueError("sequences that leave slots unused are not served here")
+        # Programs that take a mask of slots serve sequences with gaps: a few slots stay unused before every call.
+        self.gap = 5 if self.sizes["kv"]["aligned"] else 0
         self.stored = folder.stored(folder.own if own is None else own)
         self.cache = folder.empty_cache()
         self.features = []
@@ -56,7 +60,8 @@ class Host:
     # ---- images
 
     def encode(self, pixels, positions):
-        """Rows of the text space of one image; patches at negative positions are padding."""
+        """Rows of the text space of one image; patches at negative positions are padding. An encoder that reads pictures
+        of one size takes the pixels alone, and has no mask."""
         soft_tokens = min(self.sizes["max_soft_tokens"])
         padding = (positions < 0).any(-1)
         lowest = np.finfo(np.float32).min
@@ -68,9 +73,32 @@ class Host:
         }
         encoded = self.run(f"vision_t{soft_tokens}", inputs)
         projected = self.run(f"project_t{soft_tokens}", {"image_features": encoded["hidden"]})
-        return projected["image_embeds"][0][encoded["pooler_mask"][0]]
+        rows = projected["image_embeds"][0]
+        return rows[encoded["pooler_mask"][0]] if "pooler_mask" in encoded else rows
 
     # ---- calls
+
+    def seats(self, seats, rows):
+        """Slots, positions, tables and masks of calls: `[(slot, blocks, sequence, tokens)]`, with `rows` rows each of which
+        the first `tokens` are held afterwards."""
+        slots, positions, masks = [], [], []
+        for _, _, sequence, tokens in seats:
+            if sequence is None:
+                sequence = Sequence(0, [])
+            slots.append(sequence.slots + np.arange(rows))
+            positions.append(sequence.length + np.arange(rows))
+            sequence.held += list(range(sequence.slots, sequence.slots + tokens))
+            mask = np.zeros(self.sizes["max_seq_len"], np.float32)
+            mask[sequence.held] = 1
+            masks.append(mask)
+            sequence.slots += tokens
+            sequence.length += tokens
+        return {
+            "cache_position": np.array(slots),
+            "position_ids": np.array(positions),
+            "attention_mask": np.array(masks),
+            "local_block_tables": np.array([slot for slot, _, _, _ in seats]),
+        }
 
     def prefill(self, sequence, ids, images=()):
         """Takes a prompt in; yields the index of the last token of every call and the logits behind it."""
@@ -92,12 +120,12 @@ class Host:
             inputs = self.tokens(ids[at:end], rows, (1, rows))
             if is_image[at]:
                 inputs["inputs_embeds"][0, : end - at] = waiting.pop(0)
-            inputs["cache_position"] = sequence.length + np.arange(rows)[None]
+            sequence.slots += self.gap
+            inputs |= self.seats([(sequence.slot, sequence.blocks, sequence, end - at)], rows)
             inputs["block_tables"] = np.array(sequence.blocks)
-            inputs["local_block_tables"] = np.array([sequence.slot])
             inputs["query_position"] = np.array(end - at - 1)
             outputs = self.run(name, inputs)
-            sequence.length += end - at
+            sequence.hidden = outputs.get("hidden")
             yield end - 1, outputs["logits"].reshape(-1)
             at = end
 
@@ -108,13 +136,28 @@ class Host:
         spare = self.document["kv_blocks"] - 1
         used = [sequence.slot for sequence, _ in step]
         empty = [n for n in range(self.sizes["batch_size"]) if n not in used]
-        seats = [(s.slot, s.blocks, s.length) for s, _ in step]
-        seats += [(slot, [spare] * self.blocks_per_sequence(), 0) for slot in empty[: batch - len(step)]]
+        seats = [(s.slot, s.blocks, s, 1) for s, _ in step]
+        seats += [(slot, [spare] * self.blocks_per_sequence(), None, 1) for slot in empty[: batch - len(step)]]
         inputs = self.tokens([token for _, token in step], batch, (batch, 1))
-        inputs["cache_position"] = np.array([[length] for _, _, length in seats])
-        inputs["block_tables"] = np.array([blocks for _, blocks, _ in seats])
-        inputs["local_block_tables"] = np.array([slot for slot, _, _ in seats])
+        inputs |= self.seats(seats, 1)
+        inputs["block_tables"] = np.array([blocks for _, blocks, _, _ in seats])
         outputs = self.run(f"decode_b{batch}", inputs)
-        for sequence, _ in step:
-            sequence.length += 1
         return outputs["logits"].reshape(batch, -1)[: len(step)]
+
+    def draft(self, sequence, token, steps):
+        """Logits, projected states and tokens of a draft head's steps behind `token`, which follows the sequence and is
+        not in it. The position stays; nothing is written, so both rows of the program are the same."""
+        batch = max(self.sizes["decoder_batch_sizes"])
+        hidden, found = sequence.hidden.reshape(1, 1, -1), []
+        for _ in range(steps):
+            inputs = self.tokens([token] * batch, batch, (batch, 1))
+            inputs["hidden_states"] = np.repeat(hidden, batch, 0)
+            inputs["cache_position"] = np.full((batch, 1), sequence.slots - 1)
+            inputs["position_ids"] = np.full((batch, 1), sequence.length)
+            inputs["block_tables"] = np.array([sequence.blocks] * batch)
+            inputs["local_block_tables"] = np.full(batch, sequence.slot)
+            outputs = self.run(f"draft_b{batch}", inputs)
+            logits, hidden = outputs["logits"][0, 0], outputs["hidden"][:1]
+            token = int(logits.argmax())
+            found.append((logits, hidden.reshape(-1), token))
+        return found

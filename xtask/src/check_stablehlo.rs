@@ -14,7 +14,8 @@ use crate::{Result, build, check_exports, python};
 
 /// Models, the devices that their quantized artifacts split over beside one, and whether they have images. One head of
 /// tiny-llama has 8 columns, half a group, so its quantized artifacts do not split over 16 devices.
-const MODELS: [(&str, [u32; 2], bool); 5] = [
+const MODELS: [(&str, [u32; 2], bool); 6] = [
+    (GEMMA3, [4, 16], true),
     ("tiny-gemma4-moe", [4, 16], true),
     ("tiny-gemma4-e", [4, 16], true),
     ("tiny-gemma4-dense", [4, 16], true),
@@ -22,12 +23,22 @@ const MODELS: [(&str, [u32; 2], bool); 5] = [
     ("tiny-llama", [4, 8], false),
 ];
 
-/// Recipes by what becomes of linear layers and experts. `check.py` knows that `keep` quantizes nothing.
+/// Four of its encoder's heads fill a group, so that of its quantized artifacts splits over four devices.
+const GEMMA3: &str = "tiny-gemma3-vision";
+
+/// Draft heads of unquantized artifacts.
+const DRAFTS: [(&str, &str); 2] =
+    [("tiny-gemma4-e", "tiny-gemma4-e-assistant"), ("tiny-gemma4-dense", "tiny-gemma4-assistant")];
+
+/// Recipes by what becomes of linear layers and experts. `check.py` knows that `keep` (and `aligned`) quantizes nothing.
 const RECIPES: [(&str, &str); 3] = [
     ("keep", "\"keep\""),
     ("int8-g16", "{ codes = \"i8\", scale = \"bf16\", group = 16 }"),
     ("nvfp4", "\"nvfp4\""),
 ];
+
+/// A model whose sequences leave slots unused in one more case, on that many devices.
+const ALIGNED: (&str, u32) = ("tiny-gemma4-dense", 4);
 
 /// A mistake that `check.py` can seed.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -76,16 +87,27 @@ pub fn run(args: &CheckStablehloArgs) -> Result<()> {
             continue;
         }
         let source = check_exports::source(model, &scratch)?;
+        let draft = DRAFTS.iter().find(|(target, _)| *target == model).map(|(_, head)| *head);
+        let head = draft.map(|draft| check_exports::source(draft, &scratch)).transpose()?;
         for (recipe, encoding) in RECIPES {
-            let many = if recipe == "keep" { [4, 16] } else { quantized };
+            let plain = recipe == "keep";
+            let many = if plain { [4, 16] } else { quantized };
             for devices in [&[1], &many[..]].concat() {
                 let vision = images.then(|| vision_devices(recipe, devices));
                 let folder = folders.join(model).join(recipe).join(devices.to_string());
                 let text = recipe_text(recipe, encoding, vision.as_deref());
-                export(&bin, &source, &text, devices, &folder)?;
-                cases.push(case(model, recipe, devices, &folder));
+                let head = head.as_deref().filter(|_| plain);
+                export(&bin, [Some(&source), head], &text, devices, &folder)?;
+                cases.push(case([Some(model), draft.filter(|_| plain)], recipe, devices, &folder));
             }
         }
+    }
+    let (model, devices) = ALIGNED;
+    if args.model.as_deref().is_none_or(|only| only == model) {
+        let source = check_exports::source(model, &scratch)?;
+        let folder = folders.join(model).join("aligned");
+        export(&bin, [Some(&source), None], &aligned(), devices, &folder)?;
+        cases.push(case([Some(model), None], "aligned", devices, &folder));
     }
     if cases.is_empty() {
         let names = MODELS.map(|m| m.0).join(", ");
@@ -129,14 +151,33 @@ fn recipe_text(name: &str, encoding: &str, vision: Option<&[u32]>) -> String {
     )
 }
 
-fn export(bin: &Path, source: &Path, recipe: &str, devices: u32, folder: &Path) -> Result<()> {
+/// Sizes of a target on which a call's rows lie in one block, so that slots and positions differ; its cache is f16.
+fn aligned() -> String {
+    "schema = 1\nname = \"aligned\"\n\n[target]\nprofile = \"rbln-ca25\"\n\n[vision]\ndevices = [0, 1, 2, 3]\n\n\
+     [graphs]\nmax_seq_len = 2048\nbatch_size = 2\ndecoder_batch_sizes = 2\nprefill_chunk_size = 64\n\
+     kv_partition_len = 1024\nkv_dtype = \"f16\"\n\n[[quantize]]\nclass = \"linear\"\nencoding = \"keep\"\n\
+     activations = \"f32\"\n"
+        .to_owned()
+}
+
+/// Converts a model, with its draft head if it has one, and exports its programs.
+fn export(
+    bin: &Path,
+    [source, draft]: [Option<&Path>; 2],
+    recipe: &str,
+    devices: u32,
+    folder: &Path,
+) -> Result<()> {
     let parent = folder.parent().unwrap_or(folder);
     fs::create_dir_all(parent).map_err(testkit::at(parent))?;
     let text = folder.with_extension("toml");
     fs::write(&text, recipe).map_err(testkit::at(&text))?;
     let artifact = folder.with_extension("rad");
     let mut convert = Command::new(bin);
-    convert.arg("convert").arg(source).arg("--recipe").arg(&text);
+    convert.arg("convert").args(source).arg("--recipe").arg(&text);
+    if let Some(draft) = draft {
+        convert.arg("--draft-model").arg(draft);
+    }
     convert.arg("--devices").arg(devices.to_string()).arg("-o").arg(&artifact);
     build::output(&mut convert)?;
     let mut export = Command::new(bin);
@@ -144,13 +185,15 @@ fn export(bin: &Path, source: &Path, recipe: &str, devices: u32, folder: &Path) 
     build::output(&mut export).map(|_| ())
 }
 
-fn case(model: &str, recipe: &str, devices: u32, folder: &Path) -> Value {
-    let reference = testkit::fixtures().join("models/ref").join(format!("{model}.safetensors"));
+fn case([model, draft]: [Option<&str>; 2], recipe: &str, devices: u32, folder: &Path) -> Value {
+    let of =
+        |name: &str| testkit::fixtures().join("models/ref").join(format!("{name}.safetensors"));
     json!({
         "model": model,
         "recipe": recipe,
         "devices": devices,
         "folder": folder,
-        "reference": reference,
+        "reference": model.map(of),
+        "draft": draft.map(of),
     })
 }

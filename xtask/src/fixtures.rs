@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::json;
 use testkit::{SparseOptions, SparseSummary};
 
 use crate::Result;
@@ -42,13 +43,21 @@ impl SparseArgs {
     }
 }
 
-/// Writes the sparse checkpoint of a model listed in `fixtures/gemma4` into `out`.
+/// A model of a trillion parameters that nobody published: 60 layers of 384 experts.
+pub const TRILLION: &str = "moe-1t";
+
+/// Writes the sparse checkpoint of a model listed in `fixtures/gemma4`, or of [`TRILLION`], into `out`.
 pub fn sparse(model: &str, out: &Path, options: SparseOptions) -> Result<SparseSummary> {
     let published = testkit::fixtures().join("gemma4");
-    let shapes = published.join("shapes").join(format!("{model}.tsv"));
-    let config = published.join("configs").join(format!("{model}.json"));
+    let (shapes, config) = if model == TRILLION {
+        trillion(&testkit::target().join(TRILLION))?
+    } else {
+        let shapes = published.join("shapes").join(format!("{model}.tsv"));
+        (shapes, published.join("configs").join(format!("{model}.json")))
+    };
     if !shapes.is_file() || !config.is_file() {
-        return Err(format!("{model} is none of {}", published_models(&published)?.join(", ")));
+        let known = published_models(&published)?.join(", ");
+        return Err(format!("{model} is none of {known}, {TRILLION}"));
     }
     let made = testkit::sparse(&shapes, &config, out, options)?;
     eprintln!(
@@ -59,6 +68,52 @@ pub fn sparse(model: &str, out: &Path, options: SparseOptions) -> Result<SparseS
         made.bytes
     );
     Ok(made)
+}
+
+/// Shapes and config of [`TRILLION`], written into `folder`: a Qwen 3 mixture of experts, 1.02 · 10^12 parameters.
+fn trillion(folder: &Path) -> Result<(PathBuf, PathBuf)> {
+    let (layers, experts, hidden, width, vocab) = (60, 384, 7168, 2048, 163_840);
+    let (heads, kv_heads, head) = (64, 8, 128);
+    let mut shapes = format!("model.embed_tokens.weight\tBF16\t[{vocab}, {hidden}]\n");
+    let mut tensor = |name: String, shape: &[u32]| {
+        shapes.push_str(&format!("{name}.weight\tBF16\t{shape:?}\n"));
+    };
+    for layer in 0..layers {
+        let at = format!("model.layers.{layer}");
+        tensor(format!("{at}.input_layernorm"), &[hidden]);
+        tensor(format!("{at}.post_attention_layernorm"), &[hidden]);
+        for (name, rows) in [("q", heads), ("k", kv_heads), ("v", kv_heads)] {
+            tensor(format!("{at}.self_attn.{name}_proj"), &[rows * head, hidden]);
+        }
+        tensor(format!("{at}.self_attn.o_proj"), &[hidden, heads * head]);
+        tensor(format!("{at}.self_attn.q_norm"), &[head]);
+        tensor(format!("{at}.self_attn.k_norm"), &[head]);
+        tensor(format!("{at}.mlp.gate"), &[experts, hidden]);
+        for expert in 0..experts {
+            for (name, shape) in
+                [("gate", [width, hidden]), ("up", [width, hidden]), ("down", [hidden, width])]
+            {
+                tensor(format!("{at}.mlp.experts.{expert}.{name}_proj"), &shape);
+            }
+        }
+    }
+    tensor("model.norm".to_owned(), &[hidden]);
+    tensor("lm_head".to_owned(), &[vocab, hidden]);
+    let config = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "torch_dtype": "bfloat16",
+        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 4 * hidden,
+        "moe_intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": head, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "attention_bias": false, "max_position_embeddings": 131_072, "sliding_window": null,
+        "use_sliding_window": false, "tie_word_embeddings": false, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "norm_topk_prob": true, "num_experts": experts, "num_experts_per_tok": 8,
+        "rope_theta": 1_000_000.0, "rope_scaling": null, "bos_token_id": 1, "eos_token_id": 2,
+    });
+    std::fs::create_dir_all(folder).map_err(testkit::at(folder))?;
+    let files = (folder.join("shapes.tsv"), folder.join("config.json"));
+    std::fs::write(&files.0, shapes).map_err(testkit::at(&files.0))?;
+    std::fs::write(&files.1, format!("{config:#}\n")).map_err(testkit::at(&files.1))?;
+    Ok(files)
 }
 
 fn published_models(folder: &Path) -> Result<Vec<String>> {

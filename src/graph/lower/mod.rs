@@ -282,9 +282,12 @@ fn own_rows(text: &TextSpec, kind: ProgramKind, full: bool) -> super::ir::OwnRow
     use super::ir::OwnRows;
     match (kind, text.image_attention, full) {
         (ProgramKind::ImagePrefill { .. }, ImageAttention::Everywhere, _) => OwnRows::Image,
-        (ProgramKind::ImagePrefill { .. }, ImageAttention::SlidingWindowed, false) => {
-            OwnRows::ImageInWindow
-        }
+        (ProgramKind::ImagePrefill { .. }, ImageAttention::Windowed, true) => OwnRows::Image,
+        (
+            ProgramKind::ImagePrefill { .. },
+            ImageAttention::SlidingWindowed | ImageAttention::Windowed,
+            false,
+        ) => OwnRows::ImageInWindow,
         _ => OwnRows::Causal,
     }
 }

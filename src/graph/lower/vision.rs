@@ -1,8 +1,11 @@
-//! From patches to rows of the text space: Gemma 4's image encoder, its encoder-free embedder, and the projector.
+//! From patches to rows of the text space: Gemma 4's image encoder, its encoder-free embedder, Gemma 3's SigLIP, and the
+//! projectors.
 
 use super::Lowering;
 use crate::graph::ir::{Op, ValueId};
-use crate::model::{ModelSpec, ProjectorSpec, VisionEmbedder, VisionSpec, VisionTower};
+use crate::model::{
+    ModelSpec, ProjectorSpec, SiglipTower, VisionEmbedder, VisionSpec, VisionTower,
+};
 use crate::tensor::DType;
 
 /// Lowers the encoder of one image of up to `soft_tokens` soft tokens.
@@ -10,11 +13,15 @@ use crate::tensor::DType;
 /// Inputs: `pixel_values [1, P, 3 · side²]` in 0 to 1, `pixel_position_ids [1, P, 2]` (x, y; −1 for padding),
 /// `attention_mask [1, P]` (0, or the lowest float for padding), `padding_positions [1, P]`. Outputs: `hidden
 /// [1, soft_tokens, C]` and `pooler_mask [1, soft_tokens]`, true for rows of the image.
+///
+/// SigLIP reads pictures of one size: its input is `pixel_values [1, P, 3 · side²]` alone, −1 to 1, and its output `hidden
+/// [1, P, C]`, a row for each patch.
 pub(super) fn encoder(l: &mut Lowering<'_>, spec: &ModelSpec, soft_tokens: u64) {
     match &spec.vision {
         Some(VisionSpec::Tower(v)) => tower(l, v, soft_tokens),
         Some(VisionSpec::Embedder(v)) => embedder(l, v, soft_tokens),
-        Some(VisionSpec::Siglip(_)) | None => {}
+        Some(VisionSpec::Siglip(v)) => siglip(l, v),
+        None => {}
     }
 }
 
@@ -23,7 +30,8 @@ pub(super) fn projector(l: &mut Lowering<'_>, spec: &ModelSpec, soft_tokens: u64
     let projector: &ProjectorSpec = match &spec.vision {
         Some(VisionSpec::Tower(v)) => &v.projector,
         Some(VisionSpec::Embedder(v)) => &v.projector,
-        Some(VisionSpec::Siglip(_)) | None => return,
+        Some(VisionSpec::Siglip(v)) => return siglip_projector(l, v),
+        None => return,
     };
     let x = l.b.float_input("image_features", [1, soft_tokens, projector.inputs]);
     let eps = projector.norm_eps;
@@ -138,4 +146,58 @@ fn embedder(l: &mut Lowering<'_>, v: &VisionEmbedder, soft_tokens: u64) {
     let x = l.b.op(Op::Add, &[x, e]);
     let x = norm(l, x, "position_norm");
     l.b.output("hidden", x);
+}
+
+/// A pre-norm encoder over all patches of a picture: learned positions, biases everywhere, an MLP without a gate.
+fn siglip(l: &mut Lowering<'_>, v: &SiglipTower) {
+    let patches = l.b.float_input("pixel_values", [1, v.patches(), v.patch_values()]);
+    let kernel = l.weight("vision.patch_embd.weight");
+    let bias = Some(l.weight("vision.patch_embd.bias"));
+    let x = l.b.op(Op::EmbedPatches { kernel, bias }, &[patches]);
+    let table = l.weight("vision.position_embd.weight");
+    let mut x = l.b.op(Op::AddRows { table }, &[x]);
+    let norm = |l: &mut Lowering<'_>, x: ValueId, name: &str| {
+        let weight = l.weight(&format!("vision.{name}.weight"));
+        let bias = Some(l.weight(&format!("vision.{name}.bias")));
+        l.b.op(Op::LayerNorm { weight, bias, eps: v.layer_norm_eps }, &[x])
+    };
+    // A matrix cut by columns: its bias is added once, to the sum over devices.
+    let out = |l: &mut Lowering<'_>, x: ValueId, name: &str| {
+        let y = l.linear(x, &format!("vision.{name}"), false);
+        let y = l.b.reduce(y);
+        let weight = l.weight(&format!("vision.{name}.bias"));
+        l.b.op(Op::Shift { weight, subtract: false }, &[y])
+    };
+    let width = v.hidden_size.checked_div(v.heads).unwrap_or(0);
+    let scale = (width as f64).powf(-0.5);
+    for n in 0..v.layers {
+        let name = |part: &str| format!("blk.{n}.{part}");
+        let h = norm(l, x, &name("attn_norm"));
+        let [q, k, w] = ["attn_q", "attn_k", "attn_v"].map(|part| {
+            let y = l.linear(h, &format!("vision.{}", name(part)), true);
+            l.heads(y, width)
+        });
+        let a = l.b.op(Op::DenseAttention { scale }, &[q, k, w]);
+        let a = out(l, a, &name("attn_output"));
+        x = l.b.op(Op::Add, &[x, a]);
+        let h = norm(l, x, &name("ffn_norm"));
+        let m = l.linear(h, &format!("vision.{}", name("ffn_up")), true);
+        let m = l.b.op(Op::Activate { activation: v.activation }, &[m]);
+        let m = out(l, m, &name("ffn_down"));
+        x = l.b.op(Op::Add, &[x, m]);
+    }
+    let x = norm(l, x, "post_norm");
+    l.b.output("hidden", x);
+}
+
+/// Averages of squares of patches, an RMS norm with factors 1 + w, and a matrix that is stored by inputs.
+fn siglip_projector(l: &mut Lowering<'_>, v: &SiglipTower) {
+    let x = l.b.float_input("image_features", [1, v.patches(), v.projector.inputs]);
+    let x = l.b.op(Op::PoolGrid { side: v.pooling() }, &[x]);
+    let weight = Some(l.weight("mm.vision_norm.weight"));
+    let eps = v.projector.norm_eps;
+    let x = l.b.op(Op::RmsNorm { weight, eps, one_plus: true }, &[x]);
+    let weight = l.weight("mm.vision.weight");
+    let x = l.b.op(Op::Product { weight }, &[x]);
+    l.b.output("image_embeds", x);
 }

@@ -13,7 +13,7 @@ impl Printer<'_> {
     }
 
     /// Row i's block and place in it: `[rows, 2]`.
-    fn places(&mut self, first: &V, second: &V) -> V {
+    pub(super) fn places(&mut self, first: &V, second: &V) -> V {
         let n = first.shape.iter().product();
         let (a, b) = (self.f.reshape(first, &[n, 1]), self.f.reshape(second, &[n, 1]));
         self.f.concatenate(&[&a, &b], 1)
@@ -60,13 +60,14 @@ impl Printer<'_> {
         self.write(pair, k, v, &places)
     }
 
-    /// Attention of `q [b, q, h, d]` over `k` and `v [b, heads, keys, d]`, with what each query sees `[b, q, keys]`.
+    /// Attention of `q [b, q, h, d]` over `k` and `v [b, heads, keys, d]`, with what each query sees `[b, q, keys]`: all
+    /// of it if nothing is said.
     fn attend(
         &mut self,
         q: &V,
         k: &V,
         v: &V,
-        seen: &V,
+        seen: Option<&V>,
         scale: f64,
         softcap: Option<f64>,
     ) -> Option<V> {
@@ -83,9 +84,14 @@ impl Printer<'_> {
             scores = self.softcap(&scores, cap);
         }
         let scores = self.f.reshape(&scores, &[b, heads, group, rows, keys]);
-        let seen = self.f.broadcast(seen, &[0, 3, 4], &scores.shape);
-        let masked = self.f.constant(MASKED, &scores.shape);
-        let scores = self.f.select(&seen, &scores, &masked);
+        let scores = match seen {
+            Some(seen) => {
+                let seen = self.f.broadcast(seen, &[0, 3, 4], &scores.shape);
+                let masked = self.f.constant(MASKED, &scores.shape);
+                self.f.select(&seen, &scores, &masked)
+            }
+            None => scores,
+        };
         let p = self.f.softmax(&scores);
         let p = self.f.reshape(&p, &[b, heads, group * rows, keys]);
         let mixed = self.f.dot(&p, v, [&[0, 1], &[0, 1]], [&[3], &[2]]);
@@ -143,7 +149,7 @@ impl Printer<'_> {
             let valid = self.f.broadcast(&valid, &[0, 2], &shape);
             seen = self.f.binary("and", &seen, &valid);
         }
-        self.attend(q, sides.first()?, sides.get(1)?, &seen, scale, softcap)
+        self.attend(q, sides.first()?, sides.get(1)?, Some(&seen), scale, softcap)
     }
 
     pub(super) fn window_attention(
@@ -209,7 +215,7 @@ impl Printer<'_> {
                 .map(|(ring, own)| self.f.concatenate(&[ring, own], 2))
                 .collect();
         }
-        self.attend(q, sides.first()?, sides.get(1)?, &seen, scale, softcap)
+        self.attend(q, sides.first()?, sides.get(1)?, Some(&seen), scale, softcap)
     }
 
     pub(super) fn window_write(&mut self, pair: KvPair, operands: &[V]) -> Option<()> {
@@ -235,13 +241,15 @@ impl Printer<'_> {
     }
 
     pub(super) fn dense_attention(&mut self, operands: &[V], scale: f64) -> Option<V> {
-        let [q, k, v, mask] = operands else { return None };
+        let [q, k, v, mask @ ..] = operands else { return None };
         let [b, rows, _, _] = q.shape[..] else { return None };
         let (k, v) = (self.f.transpose(k, &[0, 2, 1, 3]), self.f.transpose(v, &[0, 2, 1, 3]));
-        // The mask is 0 for a visible key and the lowest float for padding.
-        let zero = self.f.constant(0.0, &mask.shape);
-        let seen = self.f.compare("EQ", mask, &zero);
-        let seen = self.f.broadcast(&seen, &[0, 2], &[b, rows, rows]);
-        self.attend(q, &k, &v, &seen, scale, None)
+        let seen = mask.first().map(|mask| {
+            // The mask is 0 for a visible key and the lowest float for padding.
+            let zero = self.f.constant(0.0, &mask.shape);
+            let seen = self.f.compare("EQ", mask, &zero);
+            self.f.broadcast(&seen, &[0, 2], &[b, rows, rows])
+        });
+        self.attend(q, &k, &v, seen.as_ref(), scale, None)
     }
 }

@@ -73,8 +73,7 @@ pub(super) struct Printer<'a> {
 /// Prints a program, with a paged cache of `blocks` blocks. `encodings` tells how a weight is stored.
 ///
 /// # Errors
-/// What StableHLO has no form for: element types narrower than a byte other than 4 bits, rotated weights, ordered draft
-/// heads.
+/// What StableHLO has no form for: element types narrower than a byte other than 4 bits, rotated weights.
 pub fn module(
     programs: &Programs,
     program: &Program,
@@ -132,7 +131,7 @@ impl Printer<'_> {
     fn interface(&mut self) {
         let ranked = |op: &Op| match op {
             Op::Experts { .. } => true,
-            Op::Embed { table, .. } => {
+            Op::Embed { table, .. } | Op::OrderedHead { head: table, .. } => {
                 self.program.weight(*table).is_some_and(|w| w.share == WeightShare::Rows)
             }
             _ => false,
@@ -393,9 +392,35 @@ impl Printer<'_> {
                 self.set(*node.outputs.get(1)?, valid);
                 rows
             }
-            Op::OrderedHead { .. } | Op::FillUnscored => {
-                self.fault("ordered draft heads are not printed".to_owned());
-                return None;
+            Op::EmbedPatches { kernel, bias } => {
+                let outputs = self.weight_ref(*kernel)?.shape.extents().first().copied()?;
+                let kernels = self.matrix(*kernel)?;
+                let kernels = self.f.reshape(&kernels, &[outputs, *x.shape.last()?]);
+                let y = self.product(&x, &kernels);
+                self.plus(&y, *bias)?
+            }
+            Op::AddRows { table } => {
+                let table = self.matrix(*table)?;
+                let table = self.f.reshape(&table, &shape);
+                self.f.binary("add", &x, &table)
+            }
+            Op::PoolGrid { side } => self.pool_grid(&x, *side, &shape)?,
+            Op::Product { weight } => {
+                let w = self.matrix(*weight)?;
+                let axis = [x.shape.len() as u64 - 1];
+                self.f.dot(&x, &w, [&[], &[]], [&axis, &[0]])
+            }
+            Op::OrderedHead { head, ordering, top_k } => {
+                self.ordered_head(*head, *ordering, *top_k, &operands, &shape)?
+            }
+            Op::FillUnscored => {
+                let none = self.f.constant(f64::NEG_INFINITY, &x.shape);
+                let unscored = self.f.compare("EQ", &x, &none);
+                let most = self.f.constant(f64::INFINITY, &x.shape);
+                let scored = self.f.select(&unscored, &most, &x);
+                let least = self.f.over_last("minimum", &scored);
+                let fill = self.f.scalar("subtract", &least, 1.0);
+                self.f.select(&unscored, &fill, &x)
             }
         };
         self.set(*node.outputs.first()?, result);
@@ -406,10 +431,15 @@ impl Printer<'_> {
     fn projected(&mut self, x: &V, projection: &Projection) -> Option<V> {
         let w = self.matrix(projection.weight)?;
         let y = self.product(x, &w);
-        let Some(bias) = projection.bias else { return Some(y) };
+        self.plus(&y, projection.bias)
+    }
+
+    /// Plus a vector of the last axis, if there is one.
+    fn plus(&mut self, y: &V, bias: Option<WeightId>) -> Option<V> {
+        let Some(bias) = bias else { return Some(y.clone()) };
         let b = self.vector(bias)?;
         let b = self.along_last(&b, &y.shape);
-        Some(self.f.binary("add", &y, &b))
+        Some(self.f.binary("add", y, &b))
     }
 
     /// `x Wᵀ` over the last axis.
@@ -514,6 +544,54 @@ impl Printer<'_> {
         Some(self.f.reshape(&x, shape))
     }
 
+    /// Logits of the tokens of each row's best centroids, minus infinity for all others.
+    fn ordered_head(
+        &mut self,
+        head: WeightId,
+        ordering: WeightId,
+        top_k: u64,
+        operands: &[V],
+        shape: &[u64],
+    ) -> Option<V> {
+        let [h, centroids] = operands else { return None };
+        let [b, 1, width] = h.shape[..] else { return None };
+        let n = *centroids.shape.last()?;
+        let share = self.weight_ref(head)?.share;
+        let table = self.matrix(head)?;
+        let rows = *table.shape.first()?;
+        // Numbers of tokens are exact in f32 up to 2^24, beyond any vocabulary.
+        let order = self.vector(ordering)?;
+        let each = order.shape.first()?.checked_div(n)?;
+        let order = self.f.convert(&order, "i32");
+        let order = self.f.reshape(&order, &[n, each]);
+        let scores = self.f.reshape(centroids, &[b, n]);
+        let (_, best) = self.f.top(&scores, top_k);
+        let best = self.f.reshape(&best, &[b * top_k]);
+        let tokens = top_k * each;
+        let mut at = self.f.take(&order, &best);
+        at = self.f.reshape(&at, &[b * tokens]);
+        if let (WeightShare::Rows, Some(rank)) = (share, self.rank.clone()) {
+            let first = self.f.scalar("multiply", &rank, rows as f64);
+            let first = self.f.broadcast(&first, &[], &[b * tokens]);
+            at = self.f.binary("subtract", &at, &first);
+            // Tokens of other devices go nowhere: an index outside drops them.
+            let zero = self.f.integer(0, &[b * tokens]);
+            let below = self.f.compare("LT", &at, &zero);
+            let nowhere = self.f.integer(rows as i64, &[b * tokens]);
+            at = self.f.select(&below, &nowhere, &at);
+        }
+        let found = self.f.take(&table, &at);
+        let found = self.f.reshape(&found, &[b, tokens, width]);
+        let h = self.f.reshape(h, &[b, width]);
+        let logits = self.f.dot(&h, &found, [&[0], &[0]], [&[1], &[2]]);
+        let logits = self.f.reshape(&logits, &[b * tokens, 1, 1]);
+        let sequence = self.f.iota(&[b, tokens], 0);
+        let places = self.places(&sequence, &at);
+        let none = self.f.constant(f64::NEG_INFINITY, &[b, 1, rows, 1]);
+        let all = self.f.write_rows(&none, &places, &logits);
+        Some(self.f.reshape(&all, shape))
+    }
+
     fn embed_axes(
         &mut self,
         table: WeightId,
@@ -595,6 +673,16 @@ impl Printer<'_> {
             sum = self.f.binary("add", &sum, &y);
         }
         Some(self.f.reshape(&sum, shape))
+    }
+
+    fn pool_grid(&mut self, x: &V, side: u64, shape: &[u64]) -> Option<V> {
+        let [_, rows, cols] = x.shape[..] else { return None };
+        let cells = rows.isqrt() / side.max(1);
+        let x = self.f.reshape(x, &[cells, side, cells, side, cols]);
+        let sum = self.f.reduce("add", &x, 3);
+        let sum = self.f.reduce("add", &sum, 1);
+        let mean = self.f.scalar("divide", &sum, (side * side) as f64);
+        Some(self.f.reshape(&mean, shape))
     }
 
     fn pool(&mut self, side: u64, operands: &[V]) -> Option<(V, V)> {

@@ -23,6 +23,8 @@ pub(super) const LANES: usize = 16;
 
 /// Operations on 16 lanes of f32 (`F`) and of u32 (`I`).
 pub(super) trait Simd: Copy {
+    /// Whether kernels for it take rows of every kind, at the price of some speed.
+    const ANY_ROW: bool = false;
     /// 16 × f32.
     type F: Copy;
     /// 16 × u32.

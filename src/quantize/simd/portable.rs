@@ -25,6 +25,7 @@ fn map<A: Copy, T: Copy + Default>(a: [A; LANES], f: impl Fn(A) -> T) -> [T; LAN
 }
 
 impl Simd for Portable {
+    const ANY_ROW: bool = true;
     type F = [f32; LANES];
     type I = [u32; LANES];
 

@@ -9,8 +9,9 @@ use crate::values::{bf16_bytes, permutation_bytes};
 use crate::{Result, at, digest, fixtures, target};
 
 /// The tiny models. Weights are random; configs, tensor names and tokenizers have the published families' form.
-pub const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 12] = [
     "tiny-gemma3",
+    "tiny-gemma3-vision",
     "tiny-gemma4-assistant",
     "tiny-gemma4-dense",
     "tiny-gemma4-e",

@@ -108,7 +108,9 @@ impl Rule {
         let ends = |tail: &str| name.ends_with(tail);
         let columns = (shape.last().copied().unwrap_or(1) as f64).sqrt();
         let first = (shape.first().copied().unwrap_or(1) as f64).sqrt();
-        let offset = spec.norm_offset;
+        // SigLIP's layer norms multiply by `w` in a model whose other norms multiply by `1 + w`.
+        let tower = name.contains("vision_model.");
+        let offset = if tower { 0.0 } else { spec.norm_offset };
         let scaled = |spread| Rule::Scaled { spread, divisor: columns };
         let plain = |spread| Rule::Scaled { spread, divisor: 1.0 };
 
@@ -133,7 +135,8 @@ impl Rule {
         if leaf == "bias" {
             return plain(0.1);
         }
-        if name == "model.norm.weight" || name == "model.language_model.norm.weight" {
+        let last = ["model.norm", "model.language_model.norm", "language_model.model.norm"];
+        if name.strip_suffix(".weight").is_some_and(|norm| last.contains(&norm)) {
             return Rule::Around { factor: spec.final_norm, spread: 0.1, offset };
         }
         if ends("self_attn.q_norm.weight") && !spec.unit_scale {
@@ -141,6 +144,12 @@ impl Rule {
         }
         if ends("self_attn.k_norm.weight") && spec.unit_scale {
             return Rule::Around { factor: 1.8 / first, spread: 0.15, offset: 0.0 };
+        }
+        if ends("position_embedding.weight") {
+            return plain(0.3);
+        }
+        if tower && ends("self_attn.q_proj.weight") {
+            return scaled(2.0);
         }
         if shape.len() == 1 && leaf == "weight" {
             return Rule::Normal { mean: 1.0, spread: 0.15, offset };

@@ -17,7 +17,7 @@ use crate::{Result, build};
 /// How to run `bench scale`.
 #[derive(Debug, Args)]
 pub struct ScaleArgs {
-    /// Name in fixtures/gemma4
+    /// Name in fixtures/gemma4, or moe-1t: 60 layers of 384 experts, 1.02 trillion parameters
     #[arg(long, default_value = "gemma-4-31B")]
     model: String,
     /// Recipe of the conversion
@@ -32,6 +32,9 @@ pub struct ScaleArgs {
     /// Folder for source and output, both removed afterwards [default: target/scale]
     #[arg(long)]
     dir: Option<PathBuf>,
+    /// Convert this part only, as 1/1000: an output that fits on the disk
+    #[arg(long, value_name = "I/N", conflicts_with = "dry_run")]
+    part: Option<String>,
     /// Only plan: no conversion
     #[arg(long)]
     dry_run: bool,
@@ -50,6 +53,10 @@ pub fn scale(args: &ScaleArgs) -> Result<()> {
     build::remove_folder(&source)?;
     let made = fixtures::sparse(&args.model, &source, args.layout.options())?;
     let out = dir.join(format!("{}.rad", args.model));
+    let written = match args.part.as_ref().and_then(|part| part.split_once('/')) {
+        Some((index, parts)) => dir.join(format!("{}.rad.part-{index}-of-{parts}", args.model)),
+        None => out.clone(),
+    };
     let convert = || {
         let mut radpack = Command::new(&bin);
         radpack.arg("convert").arg(&source).arg("-o").arg(&out).args([
@@ -57,6 +64,9 @@ pub fn scale(args: &ScaleArgs) -> Result<()> {
             "--recipe",
             &args.recipe,
         ]);
+        if let Some(part) = &args.part {
+            radpack.args(["--part", part]);
+        }
         if let Some(threads) = args.threads {
             radpack.args(["--threads", &threads.to_string()]);
         }
@@ -69,11 +79,11 @@ pub fn scale(args: &ScaleArgs) -> Result<()> {
     } else {
         eprintln!("converting");
         let usage = measure(&mut convert())?;
-        Some((usage, fs::metadata(&out).map_err(testkit::at(&out))?.len()))
+        Some((usage, fs::metadata(&written).map_err(testkit::at(&written))?.len()))
     };
     build::remove_folder(&source)?;
     if converted.is_some() {
-        fs::remove_file(&out).map_err(testkit::at(&out))?;
+        fs::remove_file(&written).map_err(testkit::at(&written))?;
     }
     if args.json {
         println!("{:#}", document(args, made.bytes, plan, converted));
