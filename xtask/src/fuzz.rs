@@ -120,7 +120,8 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..args.jobs.max(1)).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().map(|w| w.join().map_err(|_| "a worker panicked")?).collect()
+        let panicked = |_| Err("a worker panicked".to_owned());
+        workers.into_iter().try_for_each(|w| w.join().unwrap_or_else(panicked))
     })?;
     let mut ran = done.into_inner().map_err(|e| e.to_string())?;
     ran.sort_by_key(|r| r.name);
