@@ -13,6 +13,9 @@ use super::ir::{KvTensor, Node, Port, Program, ProgramKind, Programs, ValueType,
 /// Version of the stored form.
 pub const VERSION: u32 = 3;
 
+/// Most dimensions of a value: far more than any operation has.
+const MAX_TYPE_RANK: usize = 8;
+
 /// What the programs of an artifact share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WireIndex {
@@ -65,6 +68,9 @@ pub enum WireError {
         /// Length of the list.
         have: usize,
     },
+    /// What would be copied out of the index more often than any compiler needs.
+    #[error("{0}")]
+    Repeats(String),
 }
 
 /// The sections of programs.
@@ -120,6 +126,18 @@ impl WireIndex {
             number,
             have,
         };
+        // A reference takes 4 bytes, what it stands for may take any number: it is copied once.
+        let mut taken = vec![false; self.weights.len()];
+        for number in &section.weights {
+            if let Some(before) = taken.get_mut(*number as usize)
+                && std::mem::replace(before, true)
+            {
+                let name: String = name.chars().take(80).collect();
+                return Err(WireError::Repeats(format!(
+                    "program {name} lists weight {number} twice"
+                )));
+            }
+        }
         let mut weights = Vec::new();
         for number in section.weights {
             let found = self.weights.get(number as usize).cloned();
@@ -149,6 +167,11 @@ impl WireIndex {
     pub fn programs(&self, sections: Vec<WireProgram>) -> Result<Programs, WireError> {
         if self.version != VERSION {
             return Err(WireError::Version(self.version));
+        }
+        if let Some(long) = self.types.iter().find(|t| t.shape.rank() > MAX_TYPE_RANK) {
+            let (rank, most) = (long.shape.rank(), MAX_TYPE_RANK);
+            let what = format!("a type of the index has {rank} dimensions; {most} are the most");
+            return Err(WireError::Repeats(what));
         }
         let named = self.programs.iter().zip(sections);
         let programs: Result<Vec<Program>, WireError> =

@@ -37,7 +37,7 @@ pub use programs::{Compiled, check as check_programs};
 pub use reuse::Reuse;
 pub use scenario::{Fit, FitAxis, Measured, Settings, Tried, first_problem, why_not};
 pub use sources::{DRAFT_FOLDER, Sources};
-pub use vocabulary::check_vocabulary;
+pub use vocabulary::{check_vocabulary, vocabulary_tables};
 
 /// Told how far a run is. Calls come from several threads.
 pub trait Progress: Sync {

@@ -16,6 +16,7 @@
 //! | `stored` | what a file holds for a run: programs, sizes, weights in pieces |
 //! | `cache`, `attention` | keys and values of a device, and what reads them |
 //! | `rope`, `rows`, `product` | the arithmetic of the other operations |
+//! | `accepted` | what of a `tokenizer.json` is not handed on |
 //! | `activations` | the roundings of a target's arithmetic |
 //! | `exchange` | collectives |
 //! | `device`, `executor` | one device, all devices |
@@ -26,6 +27,7 @@
 //! | `deep` | every program of a file once: finite values, and those of programs compiled anew |
 //! | `divergence` | a corpus under two engines: Kullback-Leibler divergence, agreement, perplexity |
 
+mod accepted;
 mod activations;
 mod attention;
 mod cache;

@@ -364,7 +364,13 @@ pub fn read_programs(artifact: &Artifact) -> std::result::Result<Option<Programs
     let index: WireIndex =
         codec::decode(section, &digest).map_err(|e| codec(names::GRAPHS_ENTRY, e))?;
     let mut programs = Vec::new();
+    let mut seen = BTreeSet::new();
     for name in &index.programs {
+        // An index could ask for one large section any number of times.
+        if !seen.insert(name.as_str()) {
+            let why = CodecError::Malformed("the index lists it twice".to_owned());
+            return Err(codec(name, why));
+        }
         let entry = format!("{}{name}", names::GRAPH_PREFIX);
         let (section, digest) = bytes(&entry)?;
         let program: WireProgram = codec::decode(section, &digest).map_err(|e| codec(&entry, e))?;

@@ -6,6 +6,7 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json, json};
 use tokenizers::Tokenizer as Model;
 
+use super::accepted;
 use super::stored::side_file;
 use crate::artifact::Artifact;
 use crate::diag::{Diagnostic, Failure, FailureKind, Result};
@@ -60,6 +61,15 @@ impl Tokenizer {
                 "convert from a folder that has one, without --no-tokenizer",
             )
         })?;
+        Tokenizer::from_json(bytes)
+    }
+
+    /// The tokenizer of the text of a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// A text that is not understood.
+    pub fn from_json(bytes: &[u8]) -> Result<Tokenizer> {
+        accepted::check(bytes).map_err(|why| fault(TOKENIZER, why))?;
         let mut model = Model::from_bytes(bytes).map_err(|e| fault(TOKENIZER, e))?;
         model.with_truncation(None).map_err(|e| fault(TOKENIZER, e))?;
         model.with_padding(None);
@@ -155,6 +165,7 @@ pub fn chosen_template(own: Option<&str>, settings: &Json) -> Option<String> {
 pub struct Chat {
     template: String,
     variables: Map<String, Json>,
+    fuel: u64,
 }
 
 impl Chat {
@@ -167,14 +178,25 @@ impl Chat {
         let own = side_file(artifact, TEMPLATE)
             .map(|bytes| std::str::from_utf8(bytes).map_err(|e| fault(TEMPLATE, e)))
             .transpose()?;
-        let Some(template) = chosen_template(own, &settings) else { return Ok(None) };
+        Ok(Chat::of(own, &settings))
+    }
+
+    /// The template `own`, else the one of `settings` (a `tokenizer_config.json`), whose tokens it sees; `None` without
+    /// either.
+    pub fn of(own: Option<&str>, settings: &Json) -> Option<Chat> {
+        let template = chosen_template(own, settings)?;
         let mut variables = Map::new();
         for (key, value) in settings.as_object().into_iter().flatten() {
             if let (true, Some(text)) = (key.ends_with("_token"), token_text(value)) {
                 variables.insert(key.clone(), json!(text));
             }
         }
-        Ok(Some(Chat { template, variables }))
+        Some(Chat { template, variables, fuel: FUEL })
+    }
+
+    /// The same template with fewer steps (at most 10,000,000).
+    pub fn limited(self, steps: u64) -> Chat {
+        Chat { fuel: steps.min(FUEL), ..self }
     }
 
     /// The prompt that asks for an answer to `messages`, each an object with `role` and `content`.
@@ -185,7 +207,7 @@ impl Chat {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|e| fault("the chat template", e))?);
-        environment.set_fuel(Some(FUEL));
+        environment.set_fuel(Some(self.fuel));
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function(
@@ -237,7 +259,7 @@ mod tests {
     fn chat(template: &str) -> Chat {
         let mut variables = Map::new();
         variables.insert("bos_token".to_owned(), json!("<s>"));
-        Chat { template: template.to_owned(), variables }
+        Chat { template: template.to_owned(), variables, fuel: FUEL }
     }
 
     fn user(text: &str) -> Json {

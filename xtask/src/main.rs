@@ -11,6 +11,7 @@ mod check_stablehlo;
 mod encodings;
 mod fetch;
 mod fixtures;
+mod fuzz;
 mod python;
 mod quality;
 mod repro;
@@ -72,6 +73,8 @@ enum Task {
     CheckResume(check_resume::CheckResumeArgs),
     /// Open the page of `radpack inspect --html` in Chromium
     CheckReport(check_report::CheckReportArgs),
+    /// Fuzz every parser of bytes that radpack did not write
+    Fuzz(fuzz::FuzzArgs),
     /// Check docs/encodings.md against what the tests prove
     Encodings {
         /// Write it instead
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Task::Quality(args) => quality::run(&args),
         Task::CheckReport(args) => check_report::run(&args),
         Task::CheckResume(args) => check_resume::run(&args),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Encodings { write } => encodings::run(write),
         Task::Bench { what } => what.run(),
     };

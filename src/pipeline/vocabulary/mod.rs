@@ -152,7 +152,18 @@ struct Added {
     special: bool,
 }
 
-/// The tables of a tokenizer, or the first part that they have no place for.
+/// The container's tables of a `tokenizer.json`, with the `tokenizer_config.json` and `chat_template.jinja` beside it.
+///
+/// # Errors
+/// The first part that the tables have no place for, or that is not understood.
+pub fn vocabulary_tables(
+    tokenizer: &[u8],
+    settings: Option<&[u8]>,
+    template: Option<&[u8]>,
+) -> std::result::Result<Vocab, String> {
+    translate(tokenizer, settings, template)
+}
+
 fn translate(tokenizer: &[u8], settings: Option<&[u8]>, template: Option<&[u8]>) -> Fits<Vocab> {
     let file: File = serde_json::from_slice(tokenizer)
         .map_err(|e| format!("{TOKENIZER} is not understood ({e})"))?;
