@@ -91,7 +91,19 @@ impl Tokenizer {
     /// Tokens that the tokenizer cannot join.
     pub fn text(&self, tokens: &[u64]) -> Result<String> {
         let ids: Vec<u32> = tokens.iter().filter_map(|t| u32::try_from(*t).ok()).collect();
-        self.model.decode(&ids, true).map_err(|e| fault(TOKENIZER, e))
+        self.decode(&ids)
+    }
+
+    /// The text of tokens without the special ones; tokenizers 0.22 has a decoder that does not survive having none left.
+    fn decode(&self, ids: &[u32]) -> Result<String> {
+        let added = self.model.get_added_vocabulary();
+        let shown = |id: &u32| {
+            self.model.id_to_token(*id).is_some_and(|token| !added.is_special_token(&token))
+        };
+        if !ids.iter().any(shown) {
+            return Ok(String::new());
+        }
+        self.model.decode(ids, true).map_err(|e| fault(TOKENIZER, e))
     }
 
     /// The token of that exact text.
@@ -130,9 +142,7 @@ impl Writing<'_> {
 
     /// Decodes a window that begins with text already written, since a token's text can depend on the one before it.
     fn new_text(&mut self, all: bool) -> Result<String> {
-        let decode = |tokens: &[u32]| {
-            self.tokenizer.model.decode(tokens, true).map_err(|e| fault(TOKENIZER, e))
-        };
+        let decode = |tokens: &[u32]| self.tokenizer.decode(tokens);
         let window = self.tokens.get(self.start..).unwrap_or_default();
         let before = decode(window.get(..self.done - self.start).unwrap_or_default())?;
         let after = decode(window)?;
