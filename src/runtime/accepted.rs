@@ -40,11 +40,11 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     .map_err(|why| format!("Strip decoder: {why}"))
 }
 
+/// What is said of an object.
+type Look<'a> = dyn FnMut(&serde_json::Map<String, Json>) -> Result<(), String> + 'a;
+
 /// Every object of a value, the outer ones first.
-fn each_object(
-    value: &Json,
-    see: &mut dyn FnMut(&serde_json::Map<String, Json>) -> Result<(), String>,
-) -> Result<(), String> {
+fn each_object(value: &Json, see: &mut Look<'_>) -> Result<(), String> {
     match value {
         Json::Object(part) => {
             see(part)?;

@@ -41,8 +41,7 @@ pub fn safetensors(input: &[u8]) -> Outcome {
 
 /// `config.json` alone.
 pub fn config(input: &[u8]) -> Outcome {
-    let file = JsonFile::parse("config.json", "config.json", input.to_vec())
-        .map_err(|problem| failure(problem))?;
+    let file = JsonFile::parse("config.json", "config.json", input.to_vec()).map_err(failure)?;
     let spec = model::read_spec(&file.value, Some(&file.text)).map_err(|f| shown(&f, input))?;
     let again = model::read_spec(&file.value, None);
     assert_eq!(again.as_ref(), Ok(&spec), "one meaning, with a text to point into and without");
