@@ -371,12 +371,18 @@ pub(super) fn publish(file: &File, partial: &Path, out: &Path) -> Result<()> {
         .map_err(|e| Failure::io("bring to disk the folder", folder, &e))
 }
 
+/// How often, and how long each time, a locked partial file is waited for.
+const WAITS: u32 = 20;
+const WAIT: std::time::Duration = std::time::Duration::from_millis(25);
+
 /// Opens the partial file and locks it for this process.
 pub(super) fn claim(partial: &Path) -> Result<File> {
     let fail = |doing: &'static str| move |e: io::Error| Failure::io(doing, partial, &e);
     // A writer that finishes renames its partial file away between our opening and our locking it; then the lock is
-    // on what has become its output, and a new file must be opened. Each round means another writer finished.
-    for _ in 0..16 {
+    // on what has become its output, and a new file must be opened. Each round means another writer finished, or that one
+    // is waited for: where this process starts another, that one holds all of its locks for a moment, released ones too.
+    let mut waits = 0;
+    for _ in 0..16 + WAITS {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -387,6 +393,11 @@ pub(super) fn claim(partial: &Path) -> Result<File> {
             .map_err(fail("create"))?;
         match file.try_lock() {
             Ok(()) => {}
+            Err(TryLockError::WouldBlock) if waits < WAITS => {
+                waits += 1;
+                std::thread::sleep(WAIT);
+                continue;
+            }
             Err(TryLockError::WouldBlock) => {
                 return Err(Failure::plain(
                     FailureKind::Failed,
