@@ -594,7 +594,7 @@ mod tests {
         // A NaN may carry any bits through a product.
         let bits = |v: &f32| if v.is_nan() { 0x7fc0_0000 } else { v.to_bits() };
         for dtype in [DType::I8, DType::I4, DType::F8E4M3, DType::F4E2M1] {
-            let mut encodings = vec![Encoding::affine(dtype, vec![])];
+            let mut encodings = Vec::new();
             for block in [0, 16, 48, 5, 512] {
                 let scale = |role, dtype, block| tiled(role, dtype, [1, block]);
                 let mut planes = vec![scale("scale", DType::F32, block)];
@@ -603,9 +603,11 @@ mod tests {
                 encodings.push(Encoding::affine(dtype, planes.clone()));
                 planes.push(scale("zero", DType::I8, block));
                 encodings.push(Encoding::affine(dtype, planes));
+                encodings.push(Encoding::affine(dtype, vec![scale("zero", DType::I8, block)]));
             }
-            for (encoding, cols) in
-                encodings.iter().flat_map(|e| [1, 7, 16, 37, 256, 300].map(|cols| (e, cols)))
+            for (encoding, cols) in encodings
+                .iter()
+                .flat_map(|e| [1, 7, 15, 16, 31, 37, 255, 300].map(|cols| (e, cols)))
             {
                 let rows = 3u64;
                 let planes: Vec<Vec<u8>> = encoding
