@@ -1,4 +1,7 @@
 //! Two messages at a time with the SHA extensions of x86.
+//!
+//! Compiled without AVX: the extensions have the older form of instructions only, and cost hundreds of cycles each wherever the
+//! upper halves of registers are in use, which a compiler that knows AVX uses to copy arrays.
 
 use std::arch::x86_64::*;
 
@@ -11,7 +14,7 @@ pub(super) struct Instructions(());
 impl Instructions {
     /// Asks the processor, once.
     pub(super) fn new() -> Option<Instructions> {
-        let has = is_x86_feature_detected!("sha") && is_x86_feature_detected!("avx");
+        let has = is_x86_feature_detected!("sha") && is_x86_feature_detected!("sse4.1");
         has.then_some(Instructions(()))
     }
 
@@ -23,7 +26,7 @@ impl Instructions {
         b: &mut [u32; 8],
         y: &[[u8; BLOCK]],
     ) {
-        // SAFETY: a value of this type exists only after the processor said that it has `sha` and `avx`, and with `avx` all
+        // SAFETY: a value of this type exists only after the processor said that it has `sha` and `sse4.1`, and with that all
         // earlier vector instructions.
         unsafe { compress(a, x, b, y) }
     }
@@ -37,14 +40,14 @@ struct State {
 }
 
 #[inline]
-#[target_feature(enable = "sha,avx")]
+#[target_feature(enable = "sha,sse4.1")]
 fn load(state: &[u32; 8]) -> State {
     let [a, b, c, d, e, f, g, h] = state.map(u32::cast_signed);
     State { abef: _mm_set_epi32(a, b, e, f), cdgh: _mm_set_epi32(c, d, g, h) }
 }
 
 #[inline]
-#[target_feature(enable = "sha,avx")]
+#[target_feature(enable = "sha,sse4.1")]
 fn store(state: State, out: &mut [u32; 8]) {
     let State { abef, cdgh } = state;
     *out = [
@@ -62,7 +65,7 @@ fn store(state: State, out: &mut [u32; 8]) {
 
 /// Sixteen big-endian words.
 #[inline]
-#[target_feature(enable = "sha,avx")]
+#[target_feature(enable = "sha,sse4.1")]
 fn words(block: &[u8; BLOCK]) -> [__m128i; 4] {
     let swap = _mm_set_epi8(12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3);
     let quarters = block.as_chunks::<16>().0;
@@ -77,7 +80,7 @@ fn words(block: &[u8; BLOCK]) -> [__m128i; 4] {
 /// Four rounds of two messages. Each of the two instructions needs the result of the one before it, four cycles later: the
 /// other message's comes in between.
 #[inline]
-#[target_feature(enable = "sha,avx")]
+#[target_feature(enable = "sha,sse4.1")]
 fn rounds([a, b]: &mut [State; 2], [x, y]: [__m128i; 2], k: __m128i) {
     let (x, y) = (_mm_add_epi32(x, k), _mm_add_epi32(y, k));
     a.cdgh = _mm_sha256rnds2_epu32(a.cdgh, a.abef, x);
@@ -88,14 +91,14 @@ fn rounds([a, b]: &mut [State; 2], [x, y]: [__m128i; 2], k: __m128i) {
 
 /// The four words of the schedule that come sixteen after those at `i`, in their place.
 #[inline]
-#[target_feature(enable = "sha,avx")]
+#[target_feature(enable = "sha,sse4.1")]
 fn extend(w: &mut [__m128i; 4], i: usize) {
     let (w0, w1, w2, w3) = (w[i % 4], w[(i + 1) % 4], w[(i + 2) % 4], w[(i + 3) % 4]);
     let sum = _mm_add_epi32(_mm_sha256msg1_epu32(w0, w1), _mm_alignr_epi8::<4>(w3, w2));
     w[i % 4] = _mm_sha256msg2_epu32(sum, w3);
 }
 
-#[target_feature(enable = "sha,avx")]
+#[target_feature(enable = "sha,sse4.1")]
 fn compress(a: &mut [u32; 8], x: &[[u8; BLOCK]], b: &mut [u32; 8], y: &[[u8; BLOCK]]) {
     let mut states = [load(a), load(b)];
     let mut constants = [_mm_setzero_si128(); 16];
@@ -106,13 +109,17 @@ fn compress(a: &mut [u32; 8], x: &[[u8; BLOCK]], b: &mut [u32; 8], y: &[[u8; BLO
     for (x, y) in x.iter().zip(y) {
         let before = states;
         let (mut x, mut y) = (words(x), words(y));
-        for (i, k) in constants.into_iter().enumerate() {
-            rounds(&mut states, [x[i % 4], y[i % 4]], k);
-            if i < 12 {
-                extend(&mut x, i);
-                extend(&mut y, i);
-            }
+        // Unrolled, so that every index is known to the compiler.
+        macro_rules! rounds {
+            ($($i:literal)*) => { $(
+                rounds(&mut states, [x[$i % 4], y[$i % 4]], constants[$i]);
+                if $i < 12 {
+                    extend(&mut x, $i);
+                    extend(&mut y, $i);
+                }
+            )* };
         }
+        rounds!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
         for (state, before) in states.iter_mut().zip(before) {
             state.abef = _mm_add_epi32(state.abef, before.abef);
             state.cdgh = _mm_add_epi32(state.cdgh, before.cdgh);

@@ -428,8 +428,8 @@ struct Waiting {
 impl Waiting {
     /// Several weights are hashed in little more time than one, if they are about as long. They must still be in memory.
     const BYTES: u64 = 256 << 20;
-    /// Of small weights.
-    const JOBS: usize = 256;
+    /// Of small weights. A run that is killed has those to make again that were waiting.
+    const JOBS: usize = 16;
 
     /// Adds one; all of them when there are enough.
     fn add(&mut self, job: usize, sum: ErrorSum, bytes: u64) -> Vec<(usize, ErrorSum)> {

@@ -219,18 +219,18 @@ impl<S: Simd, C: Code, L, P> Chunk<S, C, L, P> {
     {
         let one = row.scale(at);
         if !S::PACKS_FOUR {
-            for k in 0..CHUNKS {
+            for (k, (bytes, out)) in bytes.iter().zip(out).enumerate() {
                 let (scale, inverse) = if ONE { one } else { row.scale(at + k) };
-                out[k] = self.encode::<B, N>(run, &bytes[k], scale, inverse);
+                *out = self.encode::<B, N>(run, bytes, scale, inverse);
             }
             return;
         }
         for (q, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let mut codes = [self.s.splat_bits(0); 4];
-            for k in 0..4 {
+            for (k, codes) in codes.iter_mut().enumerate() {
                 let n = 4 * q + k;
                 let (scale, inverse) = if ONE { one } else { row.scale(at + n) };
-                codes[k] = self.code(run, &bytes[n], scale, inverse);
+                *codes = self.code(run, &bytes[n], scale, inverse);
             }
             self.packing.pack_four::<S, C>(self.s, codes, out);
         }
