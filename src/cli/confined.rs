@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 use radpack::card;
-use radpack::diag::{Failure, FailureKind, Result, size};
+use radpack::diag::{Failure, FailureKind, Result, count, size};
 use radpack::runtime::Chat;
 use serde::{Deserialize, Serialize};
 
@@ -99,8 +99,11 @@ pub fn child() -> Option<ExitCode> {
     std::env::var_os(MARK)?;
     let (code, text) = match limited().and_then(|()| answer()) {
         Ok(text) if text.len() > MAX_TEXT => {
-            let most = size(MAX_TEXT as u64);
-            (REFUSED, format!("its text has {}; {most} are allowed", size(text.len() as u64)))
+            let most = count(MAX_TEXT as u64);
+            (
+                REFUSED,
+                format!("its text has {} bytes; {most} are allowed", count(text.len() as u64)),
+            )
         }
         Ok(text) => (0, text),
         Err(why) => (REFUSED, why),
