@@ -9,6 +9,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::failing::operation;
@@ -29,6 +30,8 @@ pub struct Writer {
     /// Written ranges of every plane, entry by entry.
     written: Vec<Vec<Mutex<Coverage>>>,
     texts: Mutex<BTreeSet<String>>,
+    /// Bytes that were written so far, anywhere.
+    put: AtomicU64,
     finished: bool,
     /// Whether the partial file stays when the writer is dropped unfinished.
     stays: bool,
@@ -156,6 +159,7 @@ impl Writer {
             partial,
             out,
             texts: Mutex::default(),
+            put: AtomicU64::new(0),
             finished: false,
             stays,
         })
@@ -317,7 +321,13 @@ impl Writer {
     /// Every byte of the file goes through here.
     fn put(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         operation()?;
-        self.file.write_all_at(bytes, at)
+        self.file.write_all_at(bytes, at)?;
+        let bytes = bytes.len() as u64;
+        let before = self.put.fetch_add(bytes, Ordering::Relaxed);
+        if before / BEHIND < (before + bytes) / BEHIND {
+            begin_to_disk(&self.file);
+        }
+        Ok(())
     }
 
     fn place(&self, entry: usize, plane: usize, offset: u64, len: usize) -> Result<u64> {
@@ -416,6 +426,24 @@ pub(super) fn claim(partial: &Path) -> Result<File> {
         FailureKind::Failed,
         format!("{} keeps being replaced by other conversions", partial.display()),
     ))
+}
+
+/// The disk begins to take what was written after so many bytes, while others are being made: left to itself the system
+/// waits for a tenth of the memory, and the file would be finished by waiting for the disk.
+const BEHIND: u64 = 32 << 20;
+
+/// Has the system begin to bring to the disk what was written and is not there. A hint: what fails is found when the file is
+/// finished.
+fn begin_to_disk(file: &File) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        // SAFETY: `sync_file_range` takes a descriptor, which `file` keeps open during the call, and numbers. From 0 to 0 is
+        // the whole file.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
 }
 
 /// Sets the file's size and reserves its blocks where the file system can.

@@ -1,15 +1,14 @@
 //! The files that an output depends on, and their sha256.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use rayon::prelude::*;
-use sha2::{Digest, Sha256};
 
 use super::blob::{BlobHasher, BlobName};
 use super::folder::{Found, Stamp};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems};
+use crate::hash::{self, Stream};
 
 /// Bytes read and hashed at once: large enough that system calls cost nothing, small enough to stay in the cache.
 const CHUNK: usize = 256 << 10;
@@ -56,27 +55,22 @@ impl<F: Fn(u64) + Sync> Hashing for F {
     }
 }
 
-/// Hashes files in parallel, one task a file.
+/// Hashes files in parallel.
 pub(super) fn hash(
     files: &[&SourceFile],
     cancel: &AtomicBool,
     progress: &dyn Hashing,
 ) -> crate::diag::Result<Vec<FileDigest>> {
-    let one = |file: &&SourceFile| {
-        let digest = hash_one(file, cancel, progress);
-        if let Ok(Some(digest)) = &digest {
-            progress.file(digest);
-        }
-        digest
-    };
-    let results: Vec<Result<Option<FileDigest>, Unhashed>> = files.par_iter().map(one).collect();
+    let hashed: Vec<Hashed<'_>> =
+        files.iter().map(|file| Hashed { file, cancel, progress }).collect();
+    let results = hash::each(&hashed);
     let mut digests = Vec::with_capacity(files.len());
     let mut problems = Problems::new();
     let mut cancelled = false;
     for (file, result) in files.iter().zip(results) {
         match result {
-            Ok(Some(digest)) => digests.push(digest),
-            Ok(None) => cancelled = true,
+            Ok(digest) => digests.push(digest),
+            Err(Unhashed::Stopped) => cancelled = true,
             Err(Unhashed::Io(e)) => problems
                 .push(Diagnostic::new("checkpoint", format!("cannot hash {}: {e}", file.path))),
             Err(Unhashed::Other(problem)) => problems.push(problem),
@@ -110,6 +104,8 @@ pub(super) fn changed<'a>(files: impl IntoIterator<Item = &'a SourceFile>) -> Ve
 
 /// Why there is no digest of a file.
 enum Unhashed {
+    /// Somebody asked to stop.
+    Stopped,
     /// It cannot be read.
     Io(io::Error),
     /// It lies in a hub cache and is not what its name says.
@@ -118,61 +114,116 @@ enum Unhashed {
 
 impl From<io::Error> for Unhashed {
     fn from(error: io::Error) -> Unhashed {
-        Unhashed::Io(error)
+        match error.get_ref().is_some_and(|e| e.is::<Stopped>()) {
+            true => Unhashed::Stopped,
+            false => Unhashed::Io(error),
+        }
     }
 }
 
-fn hash_one(
-    file: &SourceFile,
-    cancel: &AtomicBool,
-    progress: &dyn Hashing,
-) -> Result<Option<FileDigest>, Unhashed> {
-    // Read, not mapped: a file that shrinks under us gives an error here instead of SIGBUS, and no page of it counts
-    // as this process's memory.
-    let mut input = File::open(&file.found.location)?;
-    let mut hasher = Sha256::new();
-    // A blob's name says what it must hold. Of weights that is the digest that is computed anyway.
-    let name = BlobName::of(&file.found);
-    let mut of_git = matches!(name, Some(BlobName::Git(_))).then(|| BlobHasher::git(file.bytes));
-    let mut buffer = vec![0u8; CHUNK];
-    let mut total = 0u64;
-    loop {
-        if cancel.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        let read = match input.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(read) => read,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(e.into()),
-        };
-        let chunk = buffer.get(..read).ok_or_else(|| io::Error::other("read past the buffer"))?;
-        hasher.update(chunk);
-        if let Some(of_git) = &mut of_git {
-            of_git.update(chunk);
-        }
-        total += read as u64;
-        if total > file.bytes {
-            break;
-        }
-        progress.bytes(read as u64);
+/// What a reader says when it was asked to stop.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped")]
+struct Stopped;
+
+/// A file to be hashed.
+struct Hashed<'a> {
+    file: &'a SourceFile,
+    cancel: &'a AtomicBool,
+    progress: &'a dyn Hashing,
+}
+
+impl Stream for Hashed<'_> {
+    type Input<'s>
+        = Input<'s>
+    where
+        Self: 's;
+    type Output = FileDigest;
+    type Error = Unhashed;
+
+    fn bytes(&self) -> u64 {
+        self.file.bytes
     }
-    if total != file.bytes {
-        return Err(io::Error::other(format!(
-            "its length changed: it had {} bytes when it was opened",
-            file.bytes
-        ))
-        .into());
+
+    fn open(&self) -> Result<Input<'_>, Unhashed> {
+        // A blob's name says what it must hold. Of weights that is the digest that is computed anyway.
+        let name = BlobName::of(&self.file.found);
+        let git = matches!(name, Some(BlobName::Git(_)));
+        Ok(Input {
+            of: self,
+            file: File::open(&self.file.found.location)?,
+            name,
+            of_git: git.then(|| BlobHasher::git(self.file.bytes)),
+            buffer: vec![0; CHUNK],
+            left: 0..0,
+            total: 0,
+        })
     }
-    let sha256 = hasher.finalize().into();
-    let found = of_git.map_or(BlobName::Sha256(sha256), BlobHasher::finish);
-    if let Some(problem) = name.and_then(|name| name.mismatch(&file.path, &found)) {
-        let blob = file.found.location.display();
-        return Err(Unhashed::Other(
-            problem
-                .help(format!("the file in the cache is damaged; remove it: rm {blob}"))
-                .help("then run again with the model's id (org/name), which fetches it anew"),
-        ));
+
+    fn close(&self, input: Input<'_>, sha256: [u8; 32]) -> Result<FileDigest, Unhashed> {
+        let file = self.file;
+        let found = input.of_git.map_or(BlobName::Sha256(sha256), BlobHasher::finish);
+        if let Some(problem) = input.name.and_then(|name| name.mismatch(&file.path, &found)) {
+            let blob = file.found.location.display();
+            return Err(Unhashed::Other(
+                problem
+                    .help(format!("the file in the cache is damaged; remove it: rm {blob}"))
+                    .help("then run again with the model's id (org/name), which fetches it anew"),
+            ));
+        }
+        let digest = FileDigest { path: file.path.clone(), bytes: file.bytes, sha256 };
+        self.progress.file(&digest);
+        Ok(digest)
     }
-    Ok(Some(FileDigest { path: file.path.clone(), bytes: file.bytes, sha256 }))
+}
+
+/// A file that is being hashed. Read, not mapped: a file that shrinks under us gives an error here instead of SIGBUS, and
+/// no page of it counts as this process's memory.
+struct Input<'a> {
+    of: &'a Hashed<'a>,
+    file: File,
+    name: Option<BlobName>,
+    of_git: Option<BlobHasher>,
+    buffer: Vec<u8>,
+    /// What of the buffer was read and not yet taken.
+    left: Range<usize>,
+    /// Bytes read so far.
+    total: u64,
+}
+
+impl BufRead for Input<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.left.is_empty() {
+            if self.of.cancel.load(Ordering::Relaxed) {
+                return Err(io::Error::other(Stopped));
+            }
+            let read = self.file.read(&mut self.buffer)?;
+            self.left = 0..read;
+            self.total += read as u64;
+            let expected = self.of.file.bytes;
+            if self.total > expected || read == 0 && self.total != expected {
+                let what =
+                    format!("its length changed: it had {expected} bytes when it was opened");
+                return Err(io::Error::other(what));
+            }
+            let chunk = self.buffer.get(..read).unwrap_or_default();
+            if let Some(of_git) = &mut self.of_git {
+                of_git.update(chunk);
+            }
+            self.of.progress.bytes(read as u64);
+        }
+        Ok(self.buffer.get(self.left.clone()).unwrap_or_default())
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.left.start = self.left.end.min(self.left.start + bytes);
+    }
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(into)?;
+        self.consume(read);
+        Ok(read)
+    }
 }

@@ -179,6 +179,16 @@ fn peaks<S: Simd>(s: S, source: Source, bytes: &[u8], block: usize, out: &mut [u
             }
             return;
         }
+        let (mut bytes, mut out) = (bytes, out);
+        if block == 128 {
+            // The usual block, whose length is known to the compiler here.
+            let (blocks, bytes_rest) = bytes.as_chunks::<256>();
+            let (outs, out_rest) = out.split_at_mut(blocks.len().min(out.len()));
+            for (bytes, out) in blocks.iter().zip(outs) {
+                *out = (*out).max(bits(s.peak_of_halves(bytes.as_chunks::<64>().0)));
+            }
+            (bytes, out) = (bytes_rest, out_rest);
+        }
         for (bytes, out) in bytes.chunks(2 * block).zip(out) {
             let (chunks, rest) = bytes.as_chunks::<64>();
             let rest = rest.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b) & 0x7fff);
