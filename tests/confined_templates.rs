@@ -129,5 +129,5 @@ fn a_text_of_64_mib_is_rendered_and_one_byte_more_is_not() {
     assert_eq!((most.status.code(), most.stdout.len()), (Some(0), 64 << 20));
     let more = of((64 << 20) + 1);
     assert_eq!(more.status.code(), Some(3));
-    assert!(said(&more).contains("64.0 MiB are allowed"), "{}", said(&more));
+    assert!(said(&more).contains("67,108,865 bytes; 67,108,864 are allowed"), "{}", said(&more));
 }

@@ -561,7 +561,7 @@ fn rotary_factors_have_a_number() {
         let rope =
             file.tensors.iter_mut().find(|t| t.name == "rope_freqs.weight").expect("factors");
         rope.shape = vec![n as u64];
-        rope.bytes = 1f32.to_le_bytes().repeat(n);
+        rope.bytes = 3f32.to_le_bytes().repeat(n);
         not_understood(&file).join("\n")
     };
     assert!(said(4096).contains("holds 4096 factors"), "{}", said(4096));

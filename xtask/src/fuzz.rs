@@ -125,8 +125,8 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
     let seeds = folder.join("seeds");
     build::remove_folder(&seeds)?;
     fs::create_dir_all(&seeds).map_err(testkit::at(&seeds))?;
-    let (written, _) =
-        watched(&mut told(&program, &folder, "seeds", &seeds.display().to_string())?)?;
+    let mut write = told(&program, &folder, "seeds", &seeds.display().to_string())?;
+    let (written, _) = watched(&mut write, Duration::from_secs(600))?;
     if !written.success() {
         return Err(format!("seeds: {written}; {}", folder.join("logs/seeds.log").display()));
     }
@@ -261,8 +261,12 @@ fn fuzz(target: &Target, folder: &Path, program: &Path, args: &FuzzArgs) -> Resu
     // Safe code may leak; the memory of a run is what counts.
     command.args(["-detect_leaks=0", "-reload=0"]);
     command.env("ASAN_OPTIONS", "detect_odr_violation=0").env("RAYON_NUM_THREADS", "1");
+    // The place of a panic says enough: a backtrace takes longer than some inputs may, and libFuzzer's alarm in the middle
+    // of it never ends.
+    command.env("RUST_BACKTRACE", "0");
     let began = Instant::now();
-    let (status, cpu) = watched(&mut command)?;
+    let most = Duration::from_secs(args.seconds + 2 * target.timeout + 60);
+    let (status, cpu) = watched(&mut command, most)?;
     let said = String::from_utf8_lossy(&fs::read(&log).map_err(testkit::at(&log))?).into_owned();
     let number = |mark: &str| {
         let at = said.rfind(mark)? + mark.len();
@@ -290,18 +294,22 @@ fn fuzz(target: &Target, folder: &Path, program: &Path, args: &FuzzArgs) -> Resu
     })
 }
 
-/// Runs a program to its end: its status and its seconds of processor time, to a fifth of a second.
-fn watched(command: &mut Command) -> Result<(ExitStatus, f64)> {
+/// Runs a program to its end, or ends it: its status and its seconds of processor time, to a fifth of a second.
+fn watched(command: &mut Command, most: Duration) -> Result<(ExitStatus, f64)> {
     let failed = |e: std::io::Error, command: &Command| format!("{}: {e}", build::shown(command));
     let mut child = command.spawn().map_err(|e| failed(e, command))?;
     let stat = format!("/proc/{}/stat", child.id());
     let mut cpu = 0.0;
+    let began = Instant::now();
     loop {
         if let Some(seconds) = fs::read_to_string(&stat).ok().and_then(|stat| used(&stat)) {
             cpu = seconds;
         }
         if let Some(status) = child.try_wait().map_err(|e| failed(e, command))? {
             return Ok((status, cpu));
+        }
+        if began.elapsed() > most {
+            child.kill().map_err(|e| failed(e, command))?;
         }
         std::thread::sleep(Duration::from_millis(200));
     }
