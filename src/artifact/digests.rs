@@ -4,6 +4,7 @@
 //! digest, in hex under the metadata key `radpack.digest`. An entry's digest is over its planes' bytes, plane by
 //! plane, alignment gaps left out.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead};
 
@@ -159,21 +160,21 @@ struct Written<'a> {
     plane: usize,
     /// Bytes of the plane that were read.
     at: u64,
-    buffer: Vec<u8>,
+    held: Cow<'a, [u8]>,
     taken: usize,
 }
 
 impl<'a> Written<'a> {
     fn new(writer: &'a Writer, entry: usize) -> Written<'a> {
-        Written { writer, entry, plane: 0, at: 0, buffer: Vec::new(), taken: 0 }
+        Written { writer, entry, plane: 0, at: 0, held: Cow::Borrowed(&[]), taken: 0 }
     }
 }
 
 impl BufRead for Written<'_> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        /// Few enough calls, and what two of them read stays in a core's cache until it is hashed.
-        const CHUNK: u64 = 256 << 10;
-        while self.taken >= self.buffer.len() {
+        /// Few enough calls, and small enough to be copied where there is no map.
+        const CHUNK: u64 = 1 << 20;
+        while self.taken >= self.held.len() {
             let Some(plane) = self.writer.layout().planes(self.entry).get(self.plane) else {
                 break;
             };
@@ -181,22 +182,18 @@ impl BufRead for Written<'_> {
                 (self.plane, self.at) = (self.plane + 1, 0);
                 continue;
             }
-            let bytes = CHUNK.min(plane.bytes - self.at) as usize;
-            self.buffer.resize(bytes, 0);
-            self.taken = 0;
-            let (entry, plane) = (self.entry, self.plane);
-            let read = self.writer.read_back(entry, plane, self.at, &mut self.buffer);
-            if let Err(failure) = read {
-                self.buffer.clear();
-                return Err(io::Error::other(failure));
-            }
-            self.at += bytes as u64;
+            let bytes = CHUNK.min(plane.bytes - self.at);
+            self.held = self
+                .writer
+                .read_back(self.entry, self.plane, self.at, bytes)
+                .map_err(io::Error::other)?;
+            (self.at, self.taken) = (self.at + bytes, 0);
         }
-        Ok(self.buffer.get(self.taken..).unwrap_or_default())
+        Ok(self.held.get(self.taken..).unwrap_or_default())
     }
 
     fn consume(&mut self, bytes: usize) {
-        self.taken = self.buffer.len().min(self.taken + bytes);
+        self.taken = self.held.len().min(self.taken + bytes);
     }
 }
 

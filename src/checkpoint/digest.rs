@@ -10,7 +10,7 @@ use super::folder::{Found, Stamp};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems};
 use crate::hash::{self, Stream};
 
-/// Bytes read and hashed at once: large enough that system calls cost nothing, small enough to stay in the cache.
+/// Bytes taken at once: large enough that system calls cost nothing, small enough to stay in the cache.
 const CHUNK: usize = 256 << 10;
 
 /// A file of the source that the output depends on.
@@ -55,19 +55,19 @@ impl<F: Fn(u64) + Sync> Hashing for F {
     }
 }
 
-/// Hashes files in parallel.
+/// Hashes files in parallel. What is mapped already is not read once more.
 pub(super) fn hash(
-    files: &[&SourceFile],
+    files: &[(&SourceFile, Option<&[u8]>)],
     cancel: &AtomicBool,
     progress: &dyn Hashing,
 ) -> crate::diag::Result<Vec<FileDigest>> {
     let hashed: Vec<Hashed<'_>> =
-        files.iter().map(|file| Hashed { file, cancel, progress }).collect();
+        files.iter().map(|(file, map)| Hashed { file, map: *map, cancel, progress }).collect();
     let results = hash::each(&hashed);
     let mut digests = Vec::with_capacity(files.len());
     let mut problems = Problems::new();
     let mut cancelled = false;
-    for (file, result) in files.iter().zip(results) {
+    for ((file, _), result) in files.iter().zip(results) {
         match result {
             Ok(digest) => digests.push(digest),
             Err(Unhashed::Stopped) => cancelled = true,
@@ -129,6 +129,8 @@ struct Stopped;
 /// A file to be hashed.
 struct Hashed<'a> {
     file: &'a SourceFile,
+    /// All of its bytes.
+    map: Option<&'a [u8]>,
     cancel: &'a AtomicBool,
     progress: &'a dyn Hashing,
 }
@@ -149,12 +151,15 @@ impl Stream for Hashed<'_> {
         // A blob's name says what it must hold. Of weights that is the digest that is computed anyway.
         let name = BlobName::of(&self.file.found);
         let git = matches!(name, Some(BlobName::Git(_)));
+        let from = match self.map {
+            Some(map) => Origin::Map(map),
+            None => Origin::File(File::open(&self.file.found.location)?, vec![0; CHUNK]),
+        };
         Ok(Input {
             of: self,
-            file: File::open(&self.file.found.location)?,
+            from,
             name,
             of_git: git.then(|| BlobHasher::git(self.file.bytes)),
-            buffer: vec![0; CHUNK],
             left: 0..0,
             total: 0,
         })
@@ -177,18 +182,24 @@ impl Stream for Hashed<'_> {
     }
 }
 
-/// A file that is being hashed. Read, not mapped: a file that shrinks under us gives an error here instead of SIGBUS, and
-/// no page of it counts as this process's memory.
+/// A file that is being hashed.
 struct Input<'a> {
     of: &'a Hashed<'a>,
-    file: File,
+    from: Origin<'a>,
     name: Option<BlobName>,
     of_git: Option<BlobHasher>,
-    buffer: Vec<u8>,
-    /// What of the buffer was read and not yet taken.
+    /// What of the buffer or of the map is there and not yet taken.
     left: Range<usize>,
-    /// Bytes read so far.
+    /// Bytes so far.
     total: u64,
+}
+
+/// Where a file's bytes come from.
+enum Origin<'a> {
+    /// The map that weights are read from: what was encoded is what is hashed.
+    Map(&'a [u8]),
+    /// The file, and a buffer.
+    File(File, Vec<u8>),
 }
 
 impl BufRead for Input<'_> {
@@ -197,26 +208,38 @@ impl BufRead for Input<'_> {
             if self.of.cancel.load(Ordering::Relaxed) {
                 return Err(io::Error::other(Stopped));
             }
-            let read = self.file.read(&mut self.buffer)?;
-            self.left = 0..read;
-            self.total += read as u64;
+            self.left = match &mut self.from {
+                Origin::Map(map) => self.left.end..map.len().min(self.left.end + CHUNK),
+                Origin::File(file, buffer) => 0..file.read(buffer)?,
+            };
+            let bytes = self.left.len() as u64;
+            self.total += bytes;
             let expected = self.of.file.bytes;
-            if self.total > expected || read == 0 && self.total != expected {
+            if self.total > expected || bytes == 0 && self.total != expected {
                 let what =
                     format!("its length changed: it had {expected} bytes when it was opened");
                 return Err(io::Error::other(what));
             }
-            let chunk = self.buffer.get(..read).unwrap_or_default();
             if let Some(of_git) = &mut self.of_git {
-                of_git.update(chunk);
+                of_git.update(self.from.bytes(&self.left));
             }
-            self.of.progress.bytes(read as u64);
+            self.of.progress.bytes(bytes);
         }
-        Ok(self.buffer.get(self.left.clone()).unwrap_or_default())
+        Ok(self.from.bytes(&self.left))
     }
 
     fn consume(&mut self, bytes: usize) {
         self.left.start = self.left.end.min(self.left.start + bytes);
+    }
+}
+
+impl Origin<'_> {
+    fn bytes(&self, range: &Range<usize>) -> &[u8] {
+        let all = match self {
+            Origin::Map(map) => map,
+            Origin::File(_, buffer) => buffer.as_slice(),
+        };
+        all.get(range.clone()).unwrap_or_default()
     }
 }
 

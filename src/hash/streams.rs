@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use super::Sha256;
+use super::{LANES, Sha256, WIDE};
 
 /// Something to hash: how long it is, how it is opened, and what becomes of its digest.
 pub trait Stream: Sync {
@@ -35,19 +35,28 @@ pub trait Stream: Sync {
     fn close(&self, input: Self::Input<'_>, sha256: [u8; 32]) -> Result<Self::Output, Self::Error>;
 }
 
-/// What becomes of every stream, in their order, by the threads of the current rayon pool: one stream a thread when there
-/// are no more than threads, two at a time otherwise. The longest begin, so that none is left over at the end.
+/// Streams that a thread reads at a time when it has so many to read.
+fn lanes(streams: usize) -> usize {
+    match (super::most_together(), streams) {
+        (most @ LANES.., WIDE..) => most,
+        (2.., 2..) => 2,
+        _ => 1,
+    }
+}
+
+/// What becomes of every stream, in their order, by the threads of the current rayon pool: as many at a time on a thread as
+/// the processor gains by, when there are enough for all threads. The longest begin, so that none is left over at the end.
 pub fn each<S: Stream>(streams: &[S]) -> Vec<Result<S::Output, S::Error>> {
     let threads = rayon::current_num_threads().min(streams.len());
-    let lanes = if streams.len() > threads { 2 } else { 1 };
+    let lanes = lanes(streams.len().div_ceil(threads.max(1)));
     let queue = Queue::new(streams);
     let workers = (0..threads).into_par_iter().with_max_len(1);
     in_order(workers.flat_map_iter(|_| work(&queue, lanes)).collect())
 }
 
-/// What becomes of every stream, in their order, by this thread: two at a time.
+/// What becomes of every stream, in their order, by this thread: as many at a time as the processor gains by.
 pub fn here<S: Stream>(streams: &[S]) -> Vec<Result<S::Output, S::Error>> {
-    in_order(work(&Queue::new(streams), 2))
+    in_order(work(&Queue::new(streams), lanes(streams.len())))
 }
 
 fn in_order<T>(mut done: Vec<(usize, T)>) -> Vec<T> {
@@ -108,30 +117,22 @@ impl<'a, S: Stream> Lane<'a, S> {
         }
     }
 
-    /// Hashes that many of the available bytes.
-    fn hash(&mut self, bytes: usize) -> io::Result<()> {
-        self.hash.update(take(&mut self.input, bytes)?);
-        self.input.consume(bytes);
-        Ok(())
-    }
-
-    /// Hashes that many of the available bytes of both.
-    fn hash_both(&mut self, other: &mut Self, bytes: usize) -> io::Result<()> {
-        let (x, y) = (take(&mut self.input, bytes)?, take(&mut other.input, bytes)?);
-        Sha256::update_both(&mut self.hash, x, &mut other.hash, y);
-        self.input.consume(bytes);
-        other.input.consume(bytes);
-        Ok(())
-    }
-
     fn close(self) -> Done<S> {
         (self.index, self.stream.close(self.input, self.hash.finish()))
     }
 }
 
-/// The first of the bytes that a reader has said to have.
-fn take(input: &mut impl BufRead, bytes: usize) -> io::Result<&[u8]> {
-    input.fill_buf()?.get(..bytes).ok_or_else(|| io::Error::other("a buffer became shorter"))
+/// Hashes that many of the available bytes of every lane, together.
+fn hash<S: Stream>(lanes: &mut [Lane<'_, S>], bytes: usize) -> io::Result<()> {
+    let mut messages: Vec<(&mut Sha256, &[u8])> = Vec::with_capacity(lanes.len());
+    for lane in lanes.iter_mut() {
+        let available = lane.input.fill_buf()?.get(..bytes);
+        let available = available.ok_or_else(|| io::Error::other("a buffer became shorter"))?;
+        messages.push((&mut lane.hash, available));
+    }
+    Sha256::update_all(&mut messages);
+    lanes.iter_mut().for_each(|lane| lane.input.consume(bytes));
+    Ok(())
 }
 
 /// Takes streams until none is left.
@@ -146,33 +147,32 @@ fn work<S: Stream>(queue: &Queue<'_, S>, most: usize) -> Vec<Done<S>> {
                 None => more = false,
             }
         }
+        // Too few for long vectors: two go on, the others wait.
+        let together = if lanes.len() >= WIDE { lanes.len() } else { lanes.len().min(2) };
         let mut bytes = usize::MAX;
-        let mut reading = Vec::with_capacity(most);
-        for mut lane in lanes {
-            match lane.available() {
-                Ok(0) => done.push(lane.close()),
+        let mut ended = false;
+        for i in (0..together).rev() {
+            match lanes[i].available() {
+                Ok(0) => done.push(lanes.swap_remove(i).close()),
                 Ok(some) => {
                     bytes = bytes.min(some);
-                    reading.push(lane);
+                    continue;
                 }
-                Err(error) => done.push((lane.index, Err(error.into()))),
+                Err(error) => done.push((lanes.swap_remove(i).index, Err(error.into()))),
             }
+            ended = true;
         }
-        lanes = reading;
-        if more && lanes.len() < most {
+        if ended {
             continue;
         }
-        let hashed = match lanes.as_mut_slice() {
-            [] => return done,
-            [lane] => lane.hash(bytes),
-            [lane, other, ..] => lane.hash_both(other, bytes),
-        };
-        if let Err(error) = hashed {
-            // Whichever it was, neither digest would be right any more.
+        if lanes.is_empty() {
+            return done;
+        }
+        if let Err(error) = hash(&mut lanes[..together], bytes) {
+            // Whichever it was, none of their digests would be right any more.
             let kind = error.kind();
-            done.extend(
-                lanes.drain(..).map(|lane| (lane.index, Err(io::Error::from(kind).into()))),
-            );
+            let torn = lanes.drain(..together);
+            done.extend(torn.map(|lane| (lane.index, Err(io::Error::from(kind).into()))));
         }
     }
 }
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn digests_come_in_the_order_of_the_streams_whatever_the_threads() {
-        for n in [0, 1, 2, 3, 7, 40] {
+        for n in [0, 1, 2, 3, 7, 11, 16, 40] {
             let streams = streams(n);
             let want: Vec<[u8; 32]> = streams.iter().map(|s| sha256([&s.bytes[..]])).collect();
             let found = |all: Vec<io::Result<[u8; 32]>>| -> Vec<[u8; 32]> {

@@ -426,9 +426,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Two weights are hashed in little more time than one, if they are about as long. Several give better pairs; they
-    /// must still be in memory.
-    const BYTES: u64 = 64 << 20;
+    /// Several weights are hashed in little more time than one, if they are about as long. They must still be in memory.
+    const BYTES: u64 = 256 << 20;
     /// Of small weights.
     const JOBS: usize = 256;
 

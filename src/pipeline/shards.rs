@@ -1,7 +1,6 @@
 //! From the placement to the file: entries of whole weights and pieces, the table of who holds what, and where encoded
 //! planes go.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 
@@ -167,10 +166,8 @@ impl Target {
         let whole = self.pieces.iter().map(|pieces| {
             Item::new(pieces.bytes(), move || {
                 Ok(pieces.joined(move |piece, plane, at, n| {
-                    let mut bytes = vec![0; usize::try_from(n).map_err(io::Error::other)?];
                     let entry = self.entry(piece)?;
-                    writer.read_back(entry, plane, at, &mut bytes).map_err(io::Error::other)?;
-                    Ok(Cow::Owned(bytes))
+                    writer.read_back(entry, plane, at, n).map_err(io::Error::other)
                 }))
             })
         });

@@ -214,6 +214,23 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; LANES]) -> __m512i {
+        // SAFETY: `self` exists only where the processor has the instructions. The reference covers what is read.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, bytes: &[u8; 8]) -> __m512i {
+        // SAFETY: `self` exists only where the processor has the instructions.
+        unsafe {
+            let wide = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)));
+            // A byte becomes 64 bits, whose upper half is for the upper half of the byte.
+            let upper = _mm512_slli_epi64::<28>(_mm512_and_si512(wide, _mm512_set1_epi64(0xf0)));
+            _mm512_or_si512(_mm512_and_si512(wide, _mm512_set1_epi64(15)), upper)
+        }
+    }
+
+    #[inline(always)]
     fn store_halves(self, x: __m512i) -> [u8; 32] {
         // SAFETY: `self` exists only where the processor has the instructions. Both types are 32 bytes, any of which are legal.
         unsafe { std::mem::transmute::<__m256i, [u8; 32]>(_mm512_cvtepi32_epi16(x)) }

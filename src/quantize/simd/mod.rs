@@ -76,6 +76,10 @@ pub(super) trait Simd: Copy {
 
     /// 16 little-endian u16.
     fn load_halves(self, bytes: &[u8; 32]) -> Self::I;
+    /// 16 u8.
+    fn load_bytes(self, bytes: &[u8; LANES]) -> Self::I;
+    /// 16 half bytes, the low half of each byte first.
+    fn load_nibbles(self, bytes: &[u8; 8]) -> Self::I;
     /// The low halves of the lanes.
     fn store_halves(self, x: Self::I) -> [u8; 32];
     /// The low bytes of the lanes.
@@ -168,6 +172,22 @@ pub(super) trait Simd: Copy {
         }
     }
 
+    /// [`mini::decode`] of magnitudes.
+    #[inline(always)]
+    fn decode<const E: u32, const M: u32>(self, magnitude: Self::I) -> Self::F {
+        const { assert!(M == 1 || M == 3) }
+        let a = match M {
+            1 => self.shl::<22>(magnitude),
+            _ => self.shl::<20>(magnitude),
+        };
+        // As a fraction of the smallest normal, which is taken away again.
+        let least = const { mini::pow2(1 - mini::bias(E)) };
+        let small = self.of_bits(self.or(a, self.splat_bits(least.to_bits())));
+        let small = self.bits(self.sub(small, self.splat(least)));
+        let normal = self.plus(a, self.splat_bits(((127 - mini::bias(E)) as u32) << 23));
+        self.of_bits(self.if_zero(self.shr::<23>(a), small, normal))
+    }
+
     /// [`mini::encode`]
     #[inline(always)]
     fn encode<const E: u32, const M: u32>(self, a: Self::F, max: f32) -> (Self::I, Self::F) {
@@ -239,6 +259,9 @@ mod tests {
             let bytes: [u8; 64] = std::array::from_fn(|i| a[i / 4].to_le_bytes()[i % 4]);
             let halves: [u8; 32] = std::array::from_fn(|i| bytes[i]);
             out.extend(s.store_bits(s.load_halves(&halves)));
+            let lines = bytes.as_chunks::<LANES>().0;
+            out.extend(s.store_bits(s.load_bytes(&lines[round % 4])));
+            out.extend(s.store_bits(s.load_nibbles(&lines[1].as_chunks::<8>().0[round % 2])));
             out.extend(s.store_halves(x).map(u32::from));
             out.extend(s.store_bytes(x).map(u32::from));
             out.extend(s.store_nibbles(x).map(u32::from));
@@ -253,7 +276,10 @@ mod tests {
     #[test]
     fn every_instruction_set_computes_what_arrays_compute() {
         let want = all(Portable);
-        assert_eq!(want.len(), 400 * (8 * 16 + 11 * 16 + 64 + 32 + 32 + 16 + 32 + 16 + 8 + 64 + 3));
+        assert_eq!(
+            want.len(),
+            400 * (8 * 16 + 11 * 16 + 64 + 32 + 32 + 16 + 32 + 32 + 16 + 8 + 64 + 3)
+        );
         #[cfg(target_arch = "x86_64")]
         {
             if Avx2::runs() {
@@ -280,6 +306,14 @@ mod tests {
                 }
             }
         }
+        fn back<const E: u32, const M: u32>(s: Portable) {
+            for code in 0..1 << (E + M) {
+                let value = s.store(s.decode::<E, M>(s.splat_bits(code)))[5];
+                assert_eq!(value.to_bits(), mini::decode(E, M, code).to_bits(), "{code}");
+            }
+        }
+        back::<4, 3>(Portable);
+        back::<2, 1>(Portable);
         check::<4, 3>(Portable);
         check::<5, 2>(Portable);
         check::<2, 1>(Portable);

@@ -2,28 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::BLOCK;
-
-/// The first 32 bits of the fractional parts of the cube roots of the first sixty-four primes (FIPS 180-4, 4.2.2), four to a
-/// register.
-const K: [[u32; 4]; 16] = [
-    [0x428a_2f98, 0x7137_4491, 0xb5c0_fbcf, 0xe9b5_dba5],
-    [0x3956_c25b, 0x59f1_11f1, 0x923f_82a4, 0xab1c_5ed5],
-    [0xd807_aa98, 0x1283_5b01, 0x2431_85be, 0x550c_7dc3],
-    [0x72be_5d74, 0x80de_b1fe, 0x9bdc_06a7, 0xc19b_f174],
-    [0xe49b_69c1, 0xefbe_4786, 0x0fc1_9dc6, 0x240c_a1cc],
-    [0x2de9_2c6f, 0x4a74_84aa, 0x5cb0_a9dc, 0x76f9_88da],
-    [0x983e_5152, 0xa831_c66d, 0xb003_27c8, 0xbf59_7fc7],
-    [0xc6e0_0bf3, 0xd5a7_9147, 0x06ca_6351, 0x1429_2967],
-    [0x27b7_0a85, 0x2e1b_2138, 0x4d2c_6dfc, 0x5338_0d13],
-    [0x650a_7354, 0x766a_0abb, 0x81c2_c92e, 0x9272_2c85],
-    [0xa2bf_e8a1, 0xa81a_664b, 0xc24b_8b70, 0xc76c_51a3],
-    [0xd192_e819, 0xd699_0624, 0xf40e_3585, 0x106a_a070],
-    [0x19a4_c116, 0x1e37_6c08, 0x2748_774c, 0x34b0_bcb5],
-    [0x391c_0cb3, 0x4ed8_aa4a, 0x5b9c_ca4f, 0x682e_6ff3],
-    [0x748f_82ee, 0x78a5_636f, 0x84c8_7814, 0x8cc7_0208],
-    [0x90be_fffa, 0xa450_6ceb, 0xbef9_a3f7, 0xc671_78f2],
-];
+use super::{BLOCK, K};
 
 /// Proof that the processor has the instructions.
 #[derive(Clone, Copy)]
@@ -120,7 +99,7 @@ fn extend(w: &mut [__m128i; 4], i: usize) {
 fn compress(a: &mut [u32; 8], x: &[[u8; BLOCK]], b: &mut [u32; 8], y: &[[u8; BLOCK]]) {
     let mut states = [load(a), load(b)];
     let mut constants = [_mm_setzero_si128(); 16];
-    for (constant, k) in constants.iter_mut().zip(K) {
+    for (constant, k) in constants.iter_mut().zip(K.as_chunks::<4>().0) {
         let [k0, k1, k2, k3] = k.map(u32::cast_signed);
         *constant = _mm_set_epi32(k3, k2, k1, k0);
     }
