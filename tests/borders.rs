@@ -140,15 +140,13 @@ fn gguf_headers_keep_texts_and_lists_of_a_length_and_tell_twenty_faults() {
     assert_eq!(kept(Value::Text("x".repeat(most + 1))), Kept::Skipped(most as u64 + 1));
 
     let faults = |n: usize| {
-        let mut file = File::default();
-        file.tensors = (0..n)
-            .map(|n| testkit::gguf::Tensor {
-                name: format!("{n}"),
-                kind: 999,
-                shape: vec![1],
-                bytes: vec![0; 4],
-            })
-            .collect();
+        let tensor = |n: usize| testkit::gguf::Tensor {
+            name: n.to_string(),
+            kind: 999,
+            shape: vec![1],
+            bytes: vec![0; 4],
+        };
+        let file = File { tensors: (0..n).map(tensor).collect(), ..File::default() };
         let faults = read_header(&file.bytes()).expect_err("types that there are not");
         faults.iter().map(ToString::to_string).collect::<Vec<_>>()
     };

@@ -227,10 +227,10 @@ impl<S: Simd, C: Code, L, P> Chunk<S, C, L, P> {
         }
         for (q, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let mut codes = [self.s.splat_bits(0); 4];
-            for k in 0..4 {
+            for (k, code) in codes.iter_mut().enumerate() {
                 let n = 4 * q + k;
                 let (scale, inverse) = if ONE { one } else { row.scale(at + n) };
-                codes[k] = self.code(run, &bytes[n], scale, inverse);
+                *code = self.code(run, &bytes[n], scale, inverse);
             }
             self.packing.pack_four::<S, C>(self.s, codes, out);
         }
