@@ -182,7 +182,7 @@ mod tests {
             assert_eq!(
                 with(&[("src/checkpoint/scan.rs", text)]),
                 "src/checkpoint/scan.rs:2: direction: checkpoint may not name recipe; it may name \
-                 model, num, tensor, diag",
+                 model, num, tensor, diag, hash",
                 "{text}"
             );
         }
@@ -205,7 +205,7 @@ mod tests {
         );
         assert_eq!(
             with(&[("src/artifact/reader.rs", "use crate::num::fp8::decode;")]),
-            "src/artifact/reader.rs:2: direction: artifact may not name num; it may name tensor, diag"
+            "src/artifact/reader.rs:2: direction: artifact may not name num; it may name tensor, diag, hash"
         );
     }
 
@@ -224,7 +224,7 @@ mod tests {
     fn the_cli_names_everything_and_nobody_names_the_cli() {
         let cli = ("src/cli/mod.rs", "use crate::{artifact::A, recipe::resolve::x, quantize::Q};");
         assert_eq!(with(&[cli, ("src/quantize/mod.rs", ""), ("src/artifact/mod.rs", "")]), "");
-        let everything_else = "model, num, tensor, diag, checkpoint, recipe, partition, graph, \
+        let everything_else = "model, num, tensor, diag, hash, checkpoint, recipe, partition, graph, \
                                quantize, artifact, estimate, runtime, export, diff, card";
         assert_eq!(
             with(&[cli, ("src/pipeline.rs", "use crate::cli::Args;")]),
@@ -264,7 +264,7 @@ mod tests {
             ]),
             "src/artifact/wire.rs:2: contained: bincode is named in src/artifact/codec.rs only\n\
              src/quantize/mod.rs:2: contained: memmap2 is named in src/checkpoint/shard.rs, \
-             src/artifact/reader.rs only\n\
+             src/artifact/reader.rs, src/artifact/writer.rs only\n\
              src/recipe/fetch.rs:2: contained: hf_hub is named in src/checkpoint/hub/mod.rs, \
              src/checkpoint/hub/answer.rs, src/checkpoint/hub/download.rs, src/checkpoint/hub/heads.rs only"
         );
