@@ -409,6 +409,29 @@ fn weights_that_lie_elsewhere_are_compared_with_the_hubs_digest_and_get_no_token
 }
 
 #[test]
+fn a_file_may_move_a_number_of_times() {
+    let fetched = |moves: usize| {
+        let (mut table, shard) = faulty([]);
+        let served = table.remove(&resolve(SHARDS[0])).expect("served");
+        let place = |n: usize| if n == 0 { resolve(SHARDS[0]) } else { format!("/place-{n}") };
+        for n in 0..moves {
+            let mut leads = Answer::error("302 Found", "", "");
+            leads.headers = vec![("Location", place(n + 1))];
+            table.insert(place(n), leads);
+        }
+        table.insert(place(moves), served);
+        let hub = MockHub::start(table);
+        let cache = tempfile::tempdir().expect("a folder");
+        open("org/tiny", environment(&hub, cache.path())).map(|_| {
+            assert_eq!(std::fs::read(snapshot(cache.path(), SHARDS[0])).expect("fetched"), shard);
+        })
+    };
+    fetched(4).unwrap_or_else(|f| panic!("{f}"));
+    // The fifth answer still leads elsewhere.
+    assert!(fetched(5).is_err());
+}
+
+#[test]
 fn two_runs_do_not_write_one_file() {
     let (table, shard) = faulty([]);
     let hub = MockHub::start(table);

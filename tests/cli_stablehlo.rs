@@ -273,6 +273,11 @@ fn what_cannot_be_exported_is_refused_and_nothing_is_written() {
     let (code, text) = run(&["--format", "stablehlo", "--kv-blocks", "2"]);
     assert_eq!(code, 2, "{text}");
     assert!(text.contains("2 blocks of 32 tokens; the programs need 5 to 32,768"), "{text}");
+    let (code, text) = run(&["--format", "stablehlo", "--kv-blocks", "32769"]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("32,769 blocks of 32 tokens"), "{text}");
+    let most = ["export", "t.rad", "--format", "stablehlo", "--kv-blocks", "32768", "-o", "most"];
+    succeeds(tmp.path(), &most);
     let (code, text) = run(&["--format", "stablehlo", "--dtype", "f32"]);
     assert_eq!(code, 2, "{text}");
     let (code, text) = run(&["--format", "safetensors", "--kv-blocks", "9"]);

@@ -553,3 +553,18 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn rotary_factors_have_a_number() {
+    let said = |n: usize| {
+        let mut file = llama();
+        let rope =
+            file.tensors.iter_mut().find(|t| t.name == "rope_freqs.weight").expect("factors");
+        rope.shape = vec![n as u64];
+        rope.bytes = 3f32.to_le_bytes().repeat(n);
+        not_understood(&file).join("\n")
+    };
+    assert!(said(4096).contains("holds 4096 factors"), "{}", said(4096));
+    // More are not read.
+    assert!(said(4097).contains("holds 0 factors"), "{}", said(4097));
+}

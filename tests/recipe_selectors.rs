@@ -107,6 +107,19 @@ fn names_of_the_wrong_kind_are_told_apart() {
 }
 
 #[test]
+fn near_misses_are_looked_for_behind_a_number_of_rules() {
+    let table = model();
+    let told = |n: usize| {
+        let bodies: Vec<String> = (0..n)
+            .map(|n| format!("weight = \"blk.{n}.attn_p.weight\"\nencoding = \"f32\""))
+            .collect();
+        let bodies: Vec<&str> = bodies.iter().map(String::as_str).collect();
+        refused(&rules(&bodies), &table).to_string().matches("nearest names: ").count()
+    };
+    assert_eq!([11, 12, 13, 20].map(told), [11, 12, 12, 12]);
+}
+
+#[test]
 fn vectors_are_kept_where_a_rule_says_so_and_refused_elsewhere() {
     let mut table = model();
     table.weights.push(weight("v.weight", "v.weight", Class::Linear, &[64]));

@@ -108,6 +108,14 @@ pub fn card(
     render(&facts, name, template)
 }
 
+/// The failure of a template that gave no card for that reason.
+pub fn refused(why: &str) -> Failure {
+    let problem = Diagnostic::new("card", why).help(
+        "the built-in template is recipes/cards/model.md.jinja; `radpack card --facts` prints what a template can name",
+    );
+    Failure::one(FailureKind::Usage, "the card's template cannot be used", problem)
+}
+
 /// A page that shows an artifact in a browser: one HTML file that loads nothing.
 ///
 /// # Errors
@@ -117,13 +125,20 @@ pub fn report(artifact: &Artifact, additions: &Additions) -> Result<String> {
     render(&facts, "report.html.jinja", REPORT)
 }
 
-/// Renders a template; one whose name says HTML has its values escaped.
 fn render(facts: &Json, name: &str, template: &str) -> Result<String> {
-    let internal = |e: minijinja::Error| Failure::plain(FailureKind::Failed, e.to_string());
+    rendered(facts, name, template).map_err(|why| refused(&why))
+}
+
+/// A template of that name over facts, or why there is no text; values are escaped where the name says HTML. What
+/// [`crate::runtime::Chat`] says of its time and memory holds here too.
+///
+/// # Errors
+/// As [`card`], for the template.
+pub fn rendered(facts: &Json, name: &str, template: &str) -> std::result::Result<String, String> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    environment.set_syntax(syntax.map_err(internal)?);
+    environment.set_syntax(syntax.map_err(|e| e.to_string())?);
     environment.set_fuel(Some(FUEL));
     environment.set_auto_escape_callback(|name| match name.contains(".html") {
         true => AutoEscape::Html,
@@ -156,10 +171,7 @@ fn render(facts: &Json, name: &str, template: &str) -> Result<String> {
         if let Some(source) = std::error::Error::source(&error) {
             what.push_str(&format!(": {source}"));
         }
-        let problem = Diagnostic::new("card", what).help(
-            "the built-in template is recipes/cards/model.md.jinja; `radpack card --facts` prints what a template can name",
-        );
-        Failure::one(FailureKind::Usage, "the card's template cannot be used", problem)
+        what
     })
 }
 

@@ -26,7 +26,7 @@ pub(super) const TOKENIZER_FILES: [&str; 9] = [
 ];
 
 /// Largest tokenizer file read, in bytes (Gemma's `tokenizer.json` has 32 MiB).
-pub(super) const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+pub(super) const MAX_TOKENIZER_BYTES: u64 = super::side::MAX_SIDE_FILE_BYTES;
 
 /// Stand-ins for an encoder's output, which never reach the embedding of a model without that encoder: Gemma 3 1B
 /// ships the tokenizer of its multimodal sisters, whose `<image_soft_token>` 262144 lies one past its last row.

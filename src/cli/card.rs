@@ -10,6 +10,7 @@ use radpack::card::{self, Additions};
 use radpack::diag::{Diagnostic, Failure, FailureKind, Result};
 
 use super::args::Card;
+use super::confined;
 use super::inspect::open;
 use super::output::{self, Output};
 
@@ -41,7 +42,11 @@ pub fn run(args: &Card, output: &Output) -> Result<ExitCode> {
     }
     let card = match &args.template {
         None => card::card(&artifact, &additions, "recipes/cards/model.md.jinja", card::TEMPLATE)?,
-        Some(path) => card::card(&artifact, &additions, &path.display().to_string(), &text(path)?)?,
+        Some(path) => {
+            additions.check(&artifact)?;
+            let facts = card::facts(&artifact, &additions)?;
+            confined::card(facts, path.display().to_string(), text(path)?)?
+        }
     };
     match &args.output {
         None => output.text(&card)?,

@@ -3,6 +3,7 @@
 mod args;
 mod card;
 mod completions;
+mod confined;
 mod convert;
 mod devices;
 mod diff;
@@ -35,6 +36,9 @@ use output::Output;
 
 /// Parses the command line, runs it, and returns the process's exit code.
 pub fn run() -> ExitCode {
+    if let Some(code) = confined::child() {
+        return code;
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

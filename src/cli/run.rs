@@ -12,6 +12,7 @@ use radpack::runtime::{self, Chat, Engine, Image, Picture, Tokenizer};
 use serde_json::json;
 
 use super::args::Run;
+use super::confined;
 use super::documents::{RunDocument, RunImageDocument};
 use super::inspect::open;
 use super::output::Output;
@@ -42,7 +43,8 @@ fn prompt(args: &Run, artifact: &Artifact) -> Result<(String, bool)> {
             json!(parts)
         }
     };
-    Ok((chat.prompt(&[json!({ "role": "user", "content": content })])?, false))
+    let messages = vec![json!({ "role": "user", "content": content })];
+    Ok((confined::prompt(chat, messages)?, false))
 }
 
 /// Reads a picture's file.

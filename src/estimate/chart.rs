@@ -42,10 +42,15 @@ const STYLE: &str = "
   }
 ";
 
+/// The rows that are drawn.
+fn shown<T>(rows: &[T]) -> &[T] {
+    rows.get(..MAX_ROWS).unwrap_or(rows)
+}
+
 /// The picture of an answer, as one SVG document that ends in a line feed. `title` is shown above it.
 pub fn svg(e: &Estimate, title: &str) -> String {
     let rows: Vec<&[DeviceSum]> = e.devices.chunk_by(|a, b| a.terms == b.terms).collect();
-    let shown = rows.get(..MAX_ROWS).unwrap_or(&rows);
+    let shown = shown(&rows);
     let legend = Legend::of(e);
     let bars = 62.0;
     let bars_end =
@@ -287,6 +292,11 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_rows_are_drawn_as_fit() {
+        assert_eq!([0, 47, 48, 49, 1000].map(|n| shown(&vec![0; n]).len()), [0, 47, 48, 48, 48]);
+    }
 
     #[test]
     fn names_from_outside_stay_text() {

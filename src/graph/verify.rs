@@ -42,14 +42,19 @@ pub fn verify(programs: &Programs) -> Problems {
     problems
 }
 
+fn too_many(nodes: usize, values: usize) -> Option<String> {
+    (nodes.max(values) > MAX_NODES)
+        .then(|| format!("{nodes} nodes and {values} values; at most {MAX_NODES} of each"))
+}
+
 /// The faults of one program, first ones first; after a fault in a node its results count as declared.
 fn faults(program: &Program, kv: &[KvTensor]) -> Vec<String> {
     let mut faults = Vec::new();
     if program.devices == 0 {
         faults.push("no device runs it".to_owned());
     }
-    if program.nodes.len() > MAX_NODES || program.values.len() > MAX_NODES {
-        faults.push(format!("{} nodes; at most {MAX_NODES}", program.nodes.len()));
+    if let Some(fault) = too_many(program.nodes.len(), program.values.len()) {
+        faults.push(fault);
         return faults;
     }
     let mut names = BTreeSet::new();
@@ -164,5 +169,18 @@ impl Program {
     /// Whether an operation of the program writes that cache tensor.
     fn writes(&self, key: KvId) -> bool {
         self.nodes.iter().any(|n| n.op.kv().is_some_and(|(pair, write)| write && pair.key == key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_have_a_number_of_nodes_and_of_values() {
+        assert_eq!(too_many(MAX_NODES, MAX_NODES), None);
+        let said = "4194305 nodes and 0 values; at most 4194304 of each";
+        assert_eq!(too_many(MAX_NODES + 1, 0).as_deref(), Some(said));
+        assert!(too_many(0, MAX_NODES + 1).is_some());
     }
 }

@@ -443,3 +443,10 @@ fn bytes_of_devices_add_up_to_the_weights_and_their_padding() {
     assert!(devices.iter().all(|d| d.total() == devices[0].total()), "all run one program");
     assert!(devices[15].padding > devices[0].padding);
 }
+
+#[test]
+fn numbers_of_devices_are_tried_up_to_a_limit() {
+    assert_eq!(super::divisors(1024).last(), Some(1024));
+    assert_eq!(super::divisors(1025).last(), Some(205));
+    assert_eq!(super::divisors(2048).last(), Some(1024));
+}

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::Sources;
@@ -47,11 +47,15 @@ impl Imatrix {
                 .help("llama-imatrix of llama.cpp makes such files (GGUF or its older .dat)");
             Failure::one(FailureKind::Refused, "these importances cannot be used", problem)
         };
+        let unread = |error: io::Error| Failure::io("read the imatrix", path, &error);
         let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_FILE + 1).read_to_end(&mut bytes))
-            .map_err(|error| Failure::io("read the imatrix", path, &error))?;
-        if bytes.len() as u64 > MAX_FILE {
+        let file = File::open(path).map_err(unread)?;
+        let stated = file.metadata().map_err(unread)?.len();
+        if stated <= MAX_FILE {
+            file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(unread)?;
+        }
+        // A file may grow, and a pipe states no length.
+        if stated.max(bytes.len() as u64) > MAX_FILE {
             return Err(refused(format!("it is larger than {}", size(MAX_FILE))));
         }
         let importance = Importance::parse(&bytes).map_err(|error| refused(error.to_string()))?;

@@ -318,4 +318,18 @@ mod tests {
         Journal::open(&partial, [1; 32], true, true).expect("opens").finish();
         assert!(!at.exists());
     }
+
+    #[test]
+    fn a_journal_has_a_size() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let partial = folder.path().join("x.rad.partial");
+        drop(Journal::open(&partial, [1; 32], false, true).expect("opens"));
+        let at = path(&partial);
+        let file = File::options().write(true).open(&at).expect("opens");
+        // A hole behind the first line, which is a torn line.
+        file.set_len(MAX_BYTES).expect("lengthens");
+        assert_eq!(Recovered::read(&at, [1; 32]), Some(Recovered::default()));
+        file.set_len(MAX_BYTES + 1).expect("lengthens");
+        assert_eq!(Recovered::read(&at, [1; 32]), None);
+    }
 }

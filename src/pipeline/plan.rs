@@ -334,17 +334,15 @@ fn rows_too_long<'a>(
     table: &'a WeightTable,
 ) -> impl Iterator<Item = Diagnostic> + 'a {
     assignment.stored(table).filter(|(a, _)| *a.method != Method::Keep).filter_map(|(_, w)| {
-        let bytes = w.shape.matrix()?.1.checked_mul(w.dtype.bytes()?)?;
-        (bytes > MAX_ROW_BYTES).then(|| {
-            Diagnostic::new(
-                "quantize",
-                format!(
-                    "{}: a row of {bytes} bytes; encoders take rows up to {MAX_ROW_BYTES}",
-                    w.name
-                ),
-            )
-            .help("encoding = \"keep\" stores it byte for byte")
-        })
+        row_too_long(&w.name, w.shape.matrix()?.1.checked_mul(w.dtype.bytes()?)?)
+    })
+}
+
+fn row_too_long(name: &str, bytes: u64) -> Option<Diagnostic> {
+    (bytes > MAX_ROW_BYTES).then(|| {
+        let what =
+            format!("{name}: a row of {bytes} bytes; encoders take rows up to {MAX_ROW_BYTES}");
+        Diagnostic::new("quantize", what).help("encoding = \"keep\" stores it byte for byte")
     })
 }
 
@@ -622,4 +620,16 @@ fn dimensions(spec: &ModelSpec) -> BTreeMap<String, i64> {
         put("experts_used", moe.top_k);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_are_encoded_have_a_length() {
+        assert_eq!(row_too_long("w", 64 << 20), None);
+        let said = row_too_long("w", (64 << 20) + 1).expect("longer").message;
+        assert_eq!(said, "w: a row of 67108865 bytes; encoders take rows up to 67108864");
+    }
 }

@@ -635,6 +635,20 @@ mod tests {
     }
 
     #[test]
+    fn as_many_weights_with_unusable_values_are_told_as_may_be() {
+        let method = int8();
+        let told = |n: usize| {
+            let jobs: Vec<Job<'_>> =
+                (0..n).map(|_| job(Rows::new(1, 128, |_| f32::NAN), &method, None)).collect();
+            match run(&jobs, 1).0 {
+                Err(ExecuteError::Rejected(all)) => all.len(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([19, 20, 21, 40].map(told), [19, 20, 20, 20]);
+    }
+
+    #[test]
     fn streamed_planes_equal_those_of_the_whole_weight_for_any_thread_count() {
         // 1,500 rows of 2 KiB are three blocks and a part of one.
         let (rows, cols) = (1500, 1000);

@@ -391,6 +391,11 @@ mod tests {
         let many = "{a,b,c}".repeat(40);
         assert!(alternatives(&many).len() <= MAX_ALTERNATIVES);
         assert_eq!(alternatives("a}b{c"), ["a}b{c"]);
+        assert_eq!(alternatives(&"{a,b}".repeat(6)).len(), MAX_ALTERNATIVES);
+        // One more has twice as many: only those that are written out count.
+        assert!(alternatives(&"{a,b}".repeat(7)).len() < MAX_ALTERNATIVES);
+        let long = |n: usize| alternatives(&"x".repeat(n))[0].len();
+        assert_eq!((long(MAX_COMPARED), long(MAX_COMPARED + 1)), (MAX_COMPARED, MAX_COMPARED));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! tokenizers 0.22 panics, or allocates on the word of a length field, over: JSON that breaks off inside `decoder`; a
 //! `Precompiled` normalizer whose map is malformed, promises more than it has, or leads its trie out of itself; a `Strip`
-//! decoder that cuts more from the end than a token has. All of them are found here first.
+//! decoder that cuts more from the end than a token has; a template of special tokens that names one which it does not
+//! have, or a second text, or follows another template. All of them are found here first.
 
 use serde::Deserialize;
 use serde_json::Value as Json;
@@ -14,6 +15,8 @@ struct Parts {
     normalizer: Json,
     #[serde(default)]
     decoder: Json,
+    #[serde(default)]
+    post_processor: Json,
 }
 
 /// Looks for what the crate cannot survive.
@@ -37,7 +40,42 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
         Some(stop) if stop.as_u64() == Some(0) => Ok(()),
         Some(stop) => Err(format!("`stop` is {stop}; only 0 fits tokens of any length")),
     })
-    .map_err(|why| format!("Strip decoder: {why}"))
+    .map_err(|why| format!("Strip decoder: {why}"))?;
+    match templates(&parts.post_processor).map_err(|why| format!("post_processor: {why}"))? {
+        0 | 1 => Ok(()),
+        n => Err(format!("post_processor: {n} templates, one after the other; one is read")),
+    }
+}
+
+/// How many templates put special tokens around a text. Each may name what it has, and the one text that there is.
+fn templates(processor: &Json) -> Result<usize, String> {
+    let part = match processor {
+        Json::Null => return Ok(0),
+        Json::Object(part) => part,
+        _ => return Err("it is no object".to_owned()),
+    };
+    let mut found = 0;
+    if let Some(pieces) = part.get("single") {
+        let tokens = part.get("special_tokens").and_then(Json::as_object);
+        for piece in pieces.as_array().ok_or("`single` is no list")? {
+            let id = |kind: &str| piece.get(kind)?.get("id")?.as_str();
+            match (id("Sequence"), id("SpecialToken")) {
+                (Some("A"), None) => {}
+                (None, Some(token)) if tokens.is_some_and(|t| t.contains_key(token)) => {}
+                (None, Some(token)) => {
+                    return Err(format!("`single` names {token:?}, which special_tokens lacks"));
+                }
+                _ => return Err("`single` has a piece that is neither text A nor a token".into()),
+            }
+        }
+        found += 1;
+    }
+    if let Some(processors) = part.get("processors") {
+        for processor in processors.as_array().ok_or("`processors` is no list")? {
+            found += templates(processor)?;
+        }
+    }
+    Ok(found)
 }
 
 /// What is said of an object.
@@ -207,5 +245,39 @@ mod tests {
             "precompiled_charsmap of the normalizer: it is no text"
         );
         assert_eq!(check(br#"{"decoder": {"type": "Strip", "start": 1, "stop": 0}}"#), Ok(()));
+    }
+
+    #[test]
+    fn templates_name_what_they_have() {
+        let said = |processor: &str| {
+            check(format!("{{\"post_processor\": {processor}}}").as_bytes())
+                .err()
+                .unwrap_or_default()
+        };
+        let template = |single: &str| {
+            format!(
+                r#"{{"type": "TemplateProcessing", "single": {single}, "pair": [], "special_tokens": {{"<s>": {{"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}}}}"#
+            )
+        };
+        let token = |id: &str| format!(r#"{{"SpecialToken": {{"id": "{id}", "type_id": 0}}}}"#);
+        let text = |id: &str| format!(r#"{{"Sequence": {{"id": "{id}", "type_id": 0}}}}"#);
+        let sound = template(&format!("[{}, {}]", token("<s>"), text("A")));
+        let byte_level = r#"{"type": "ByteLevel"}"#;
+        let list =
+            |of: &[&str]| format!(r#"{{"type": "Sequence", "processors": [{}]}}"#, of.join(", "));
+        for fine in ["null", byte_level, &sound, &list(&[byte_level, &sound]), &template("[]")] {
+            assert_eq!(said(fine), "", "{fine}");
+        }
+        let lacking = template(&format!("[{}]", token("</s>")));
+        let wrong = "post_processor: `single` names \"</s>\", which special_tokens lacks";
+        assert_eq!(said(&lacking), wrong);
+        assert_eq!(said(&list(&[byte_level, &lacking])), wrong);
+        let second = "post_processor: `single` has a piece that is neither text A nor a token";
+        assert_eq!(said(&template(&format!("[{}]", text("B")))), second);
+        // The crate reads lists for objects too.
+        assert_eq!(said(&template(r#"[{"SpecialToken": ["</s>", 0]}]"#)), second);
+        assert_eq!(said("[[], [], {}]"), "post_processor: it is no object");
+        let twice = "post_processor: 2 templates, one after the other; one is read";
+        assert_eq!(said(&list(&[&sound, &list(&[&sound])])), twice);
     }
 }

@@ -265,3 +265,33 @@ fn layer_inputs(program: &Program) -> Vec<ValueId> {
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Program, ProgramKind, ValueType};
+    use crate::tensor::{DType, Shape};
+
+    #[test]
+    fn programs_that_are_run_have_a_number_of_devices_and_of_elements() {
+        let said = |devices: u32, elements: u64| {
+            let shape = Shape::new(vec![elements]);
+            let program = Program {
+                name: "p".to_owned(),
+                kind: ProgramKind::Prefill { chunk: 1 },
+                devices,
+                weights: Vec::new(),
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+                values: vec![ValueType { dtype: DType::BF16, shape }],
+                nodes: Vec::new(),
+            };
+            let problems = sizes(&Programs { kv: Vec::new(), programs: vec![program] });
+            problems.iter().map(|p| p.message.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(said(1024, 1 << 32), Vec::<String>::new());
+        assert_eq!(said(1025, 1), ["p runs on 1025 devices; at most 1024"]);
+        let wrong = "p has a value of shape [4294967297]; 1 to 4,294,967,296 elements can be held";
+        assert_eq!(said(1, (1 << 32) + 1), [wrong]);
+    }
+}

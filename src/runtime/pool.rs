@@ -107,6 +107,31 @@ impl Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn a_sequence_has_a_number_of_slots() {
+        let with = |block: u64| {
+            Sequence::new(&Sizes {
+                max_seq_len: block,
+                batch_size: 1,
+                decoder_batch_sizes: vec![1],
+                prefill_chunk: 1,
+                image_prefill: Vec::new(),
+                block,
+                kv_dtype: DType::BF16,
+                float: DType::BF16,
+                soft_tokens: Vec::new(),
+                embeds: false,
+                aligned: false,
+                draft_tokens: 0,
+                hidden: false,
+            })
+        };
+        assert_eq!(with(1 << 26).expect("fits").mask.len(), MAX_SLOTS);
+        let failure = with((1 << 26) + 1).expect_err("one more");
+        assert!(failure.to_string().contains("at most 67108864 slots"), "{failure}");
+    }
 
     #[test]
     fn blocks_come_back_in_order_and_none_is_given_twice() {

@@ -3,6 +3,7 @@
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json, json};
 use tokenizers::Tokenizer as Model;
 
@@ -17,7 +18,8 @@ const TEMPLATE: &str = "chat_template.jinja";
 const GENERATION: &str = "generation_config.json";
 const CONFIG: &str = "config.json";
 
-/// Steps that a template may take: published ones take fewer than a thousand for a message.
+/// Steps that a template may take, and 64 times as many bytes of texts that it may make: published ones take fewer than a
+/// thousand for a message.
 const FUEL: u64 = 10_000_000;
 
 /// From text to tokens and back.
@@ -171,7 +173,13 @@ pub fn chosen_template(own: Option<&str>, settings: &Json) -> Option<String> {
 }
 
 /// A template that makes a prompt of messages, as transformers 5.24 renders it: blocks trimmed, Python's methods,
-/// `raise_exception`. It reads no file, sees no clock, and ends.
+/// `raise_exception`. It reads no file, sees no clock, and has fuel for its steps and for the bytes that they make.
+///
+/// Fuel does not see what a list holds that contains another list twice, and so on 40 times, nor one nested a million
+/// deep: writing it out takes all time, memory or stack. `radpack run` therefore renders in a process of its own with limits
+/// (docs/limits.md); whoever renders templates of strangers with this type does well to do the same, for which it can be
+/// serialized.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Chat {
     template: String,
     variables: Map<String, Json>,
@@ -214,9 +222,22 @@ impl Chat {
     /// # Errors
     /// A template that is malformed, refuses the messages, or does not end.
     pub fn prompt(&self, messages: &[Json]) -> Result<String> {
+        self.rendered(messages).map_err(|why| Chat::refused(&why))
+    }
+
+    /// The failure of a template that gave no prompt for that reason.
+    pub fn refused(why: &str) -> Failure {
+        fault("the chat template", why)
+    }
+
+    /// The prompt, or why there is none.
+    ///
+    /// # Errors
+    /// As [`Chat::prompt`].
+    pub fn rendered(&self, messages: &[Json]) -> std::result::Result<String, String> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|e| fault("the chat template", e))?);
+        environment.set_syntax(syntax.map_err(|e| e.to_string())?);
         environment.set_fuel(Some(self.fuel));
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
@@ -232,7 +253,7 @@ impl Chat {
         let rendered = environment
             .template_from_str(&self.template)
             .and_then(|template| template.render(Value::from(Serde(&variables))));
-        rendered.map_err(|e| fault("the chat template", e))
+        rendered.map_err(|e| e.to_string())
     }
 }
 

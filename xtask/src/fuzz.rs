@@ -1,13 +1,15 @@
-//! `fuzz`: every parser of bytes that radpack did not write, under libFuzzer and the address sanitizer.
+//! `fuzz`: every parser of bytes that radpack did not write, under libFuzzer.
 //!
-//! The targets are a workspace of their own (`tests/fuzz`), built by cargo-fuzz with the stable toolchain (its unstable flags
-//! by `RUSTC_BOOTSTRAP`). Everything lies below `target/fuzz`: builds, seeds, corpora that grow from run to run, finds and
-//! logs. A find stops its target and fails the task.
+//! The targets are one program, a workspace of its own (`tests/fuzz`). By default it is built by cargo-fuzz with the address
+//! sanitizer, and so with all its packages, by the stable toolchain (unstable flags by `RUSTC_BOOTSTRAP`). `--plain` builds
+//! it with cargo among the project's own builds, whose packages it takes as they are: only radpack and the targets are
+//! compiled, with counters of coverage, and nothing but stable flags. Seeds, corpora that grow from run to run, finds and
+//! logs lie below `target/fuzz`, whichever build it is. A find stops its target and fails the task.
 
 use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitCode, ExitStatus};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,25 @@ use crate::{Result, build};
 
 /// The release that is installed below `target/tools`.
 const CARGO_FUZZ: &str = "0.13.2";
+
+/// The program of all targets.
+const PROGRAM: &str = "radpack-fuzz";
+
+/// Set where this program is the compiler's wrapper.
+const WRAPPER: &str = "RADPACK_XTASK_COUNTS";
+
+/// What is compiled with counters: the crates whose branches the fuzzer is to see.
+const COUNTED: [&str; 2] = ["radpack", "radpack_fuzz"];
+
+/// What cargo-fuzz 0.13 gives the compiler beside the sanitizer, but for the depth of the stack.
+const COUNTERS: [&str; 6] = [
+    "-Cpasses=sancov-module",
+    "-Cllvm-args=-sanitizer-coverage-level=4",
+    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
+    "-Cllvm-args=-sanitizer-coverage-pc-table",
+    "-Cllvm-args=-sanitizer-coverage-trace-compares",
+    "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
+];
 
 /// How to run `fuzz`.
 #[derive(Debug, Args)]
@@ -29,6 +50,9 @@ pub struct FuzzArgs {
     /// Targets at a time
     #[arg(long, default_value_t = 2)]
     jobs: usize,
+    /// Without the sanitizer, on the packages of the project's own builds: minutes less to build
+    #[arg(long)]
+    plain: bool,
     /// Build, and write the seeds; run nothing
     #[arg(long)]
     seeds: bool,
@@ -97,11 +121,15 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
     let chosen = chosen(&args.targets)?;
     let began = Instant::now();
     let folder = testkit::target().join("fuzz");
-    let bins = build_all(&folder, &chosen)?;
+    let program = if args.plain { build_plain()? } else { build_sanitized(&folder)? };
     let seeds = folder.join("seeds");
     build::remove_folder(&seeds)?;
     fs::create_dir_all(&seeds).map_err(testkit::at(&seeds))?;
-    build::run(Command::new(bins.join("seeds")).arg(&seeds))?;
+    let mut write = told(&program, &folder, "seeds", &seeds.display().to_string())?;
+    let (written, _) = watched(&mut write, Duration::from_secs(600))?;
+    if !written.success() {
+        return Err(format!("seeds: {written}; {}", folder.join("logs/seeds.log").display()));
+    }
     println!("built and seeded in {:.0} s", began.elapsed().as_secs_f64());
     if args.seeds {
         return Ok(());
@@ -113,7 +141,7 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
         loop {
             let next = left.lock().map_err(|e| e.to_string())?.pop_front();
             let Some(target) = next else { return Ok(()) };
-            let ran = fuzz(target, &folder, &bins, args.seconds)?;
+            let ran = fuzz(target, &folder, &program, args)?;
             eprintln!("{}: {} executions", ran.name, ran.executions);
             done.lock().map_err(|e| e.to_string())?.push(ran);
         }
@@ -141,31 +169,71 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Target>> {
     names.iter().map(find).collect()
 }
 
-/// The folder of the built targets.
-fn build_all(folder: &Path, chosen: &[&Target]) -> Result<PathBuf> {
+fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Of this task's own run under cargo.
+    cargo.env_remove("CARGO_MANIFEST_DIR").env_remove("RUSTFLAGS").env("CARGO_NET_RETRY", "5");
+    cargo
+}
+
+/// Builds with the sanitizer; the program.
+fn build_sanitized(folder: &Path) -> Result<PathBuf> {
     let tools = testkit::target().join("tools");
-    let cargo = || Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    if !tools.join("bin/cargo-fuzz").is_file() {
+    let fuzzer = tools.join("bin/cargo-fuzz");
+    if !fuzzer.is_file() {
         let mut install = cargo();
         install.args(["install", "cargo-fuzz", "--locked", "--version", CARGO_FUZZ, "--root"]);
         build::run(install.arg(&tools))?;
     }
-    let with_hub = chosen.iter().any(|t| t.name == "hub");
-    for hub in [false, true].into_iter().filter(|hub| !hub || with_hub) {
-        let mut fuzz = Command::new(tools.join("bin/cargo-fuzz"));
-        fuzz.args(["fuzz", "build", "--fuzz-dir"]).arg(testkit::root().join("tests/fuzz"));
-        fuzz.arg("--target-dir").arg(folder);
-        if hub {
-            fuzz.args(["--features", "hub", "hub"]);
-        }
-        fuzz.env("RUSTC_BOOTSTRAP", "1").env("CARGO_NET_RETRY", "5");
-        // Of this task's own run under cargo.
-        fuzz.env_remove("CARGO_MANIFEST_DIR").env_remove("RUSTFLAGS");
-        build::run(&mut fuzz)?;
-    }
+    let mut fuzz = Command::new(&fuzzer);
+    fuzz.args(["fuzz", "build", "--fuzz-dir"]).arg(testkit::root().join("tests/fuzz"));
+    fuzz.arg("--target-dir").arg(folder);
+    fuzz.env("RUSTC_BOOTSTRAP", "1").env("CARGO_NET_RETRY", "5");
+    fuzz.env_remove("CARGO_MANIFEST_DIR").env_remove("RUSTFLAGS");
+    build::run(&mut fuzz)?;
     let said = build::output(Command::new("rustc").arg("-vV"))?;
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(folder.join(host.ok_or("rustc does not tell its host")?).join("release"))
+    Ok(folder.join(host.ok_or("rustc does not tell its host")?).join("release").join(PROGRAM))
+}
+
+/// Builds among the project's own builds; the program. Packages are shared as long as versions, features and profile are
+/// those of the project, which a test compares.
+fn build_plain() -> Result<PathBuf> {
+    let own = std::env::current_exe().map_err(|e| format!("this program: {e}"))?;
+    let target = testkit::target();
+    let mut build = cargo();
+    build.args(["build", "--locked", "--manifest-path"]);
+    build.arg(testkit::root().join("tests/fuzz/Cargo.toml")).arg("--target-dir").arg(&target);
+    build.env("RUSTC_WRAPPER", own).env(WRAPPER, "1").env("CARGO_INCREMENTAL", "0");
+    build::run(&mut build)?;
+    Ok(target.join("debug").join(PROGRAM))
+}
+
+/// Where this program is the compiler's wrapper: the compiler's exit code. A wrapper is no part of what cargo tells builds
+/// apart by, so that packages stay those of the project; radpack's own is another one by its workspace.
+pub fn compiled() -> Option<ExitCode> {
+    std::env::var_os(WRAPPER)?;
+    let mut words = std::env::args_os().skip(1);
+    let mut compiler = Command::new(words.next()?);
+    let words: Vec<_> = words.collect();
+    let name = words.iter().position(|w| w == "--crate-name").and_then(|at| words.get(at + 1));
+    if name.is_some_and(|name| COUNTED.iter().any(|counted| name == counted)) {
+        compiler.args(COUNTERS);
+    }
+    let status = compiler.args(&words).status().ok()?;
+    Some(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The program with one argument of its own; what it says goes into that log.
+fn told(program: &Path, folder: &Path, argument: &str, value: &str) -> Result<Command> {
+    let logs = made(folder.join("logs"))?;
+    let name = if argument == "target" { value } else { argument };
+    let log = logs.join(format!("{name}.log"));
+    let output = fs::File::create(&log).map_err(testkit::at(&log))?;
+    let again = output.try_clone().map_err(testkit::at(&log))?;
+    let mut command = Command::new(program);
+    command.arg(format!("--{argument}={value}")).stdout(again).stderr(output);
+    Ok(command)
 }
 
 fn made(folder: PathBuf) -> Result<PathBuf> {
@@ -173,28 +241,32 @@ fn made(folder: PathBuf) -> Result<PathBuf> {
     Ok(folder)
 }
 
-fn fuzz(target: &Target, folder: &Path, bins: &Path, seconds: u64) -> Result<Ran> {
+fn fuzz(target: &Target, folder: &Path, program: &Path, args: &FuzzArgs) -> Result<Ran> {
     let name = target.name;
     let corpus = made(folder.join("corpus").join(name))?;
     let finds = made(folder.join("finds").join(name))?;
-    let log = made(folder.join("logs"))?.join(format!("{name}.log"));
+    let log = folder.join("logs").join(format!("{name}.log"));
     let before = files(&finds)?;
     let seeds = folder.join("seeds");
-    let mut command = Command::new(bins.join(name));
+    let mut command = told(program, folder, "target", name)?;
     command.arg(&corpus).arg(seeds.join(name));
     command.arg(format!("-dict={}", seeds.join(format!("{name}.dict")).display()));
     command.arg(format!("-artifact_prefix={}/", finds.display()));
-    command.arg(format!("-max_total_time={seconds}")).arg("-print_final_stats=1");
+    command.arg(format!("-max_total_time={}", args.seconds)).arg("-print_final_stats=1");
     command.arg(format!("-max_len={}", target.most)).arg(format!("-timeout={}", target.timeout));
     command.arg(format!("-malloc_limit_mb={}", target.allocation));
+    // Single allocations are seen by the sanitizer only, which takes memory for itself.
+    let most = if args.plain { 512 + 2 * target.allocation } else { 4096 };
+    command.arg(format!("-rss_limit_mb={most}"));
     // Safe code may leak; the memory of a run is what counts.
-    command.args(["-rss_limit_mb=4096", "-detect_leaks=0", "-reload=0"]);
+    command.args(["-detect_leaks=0", "-reload=0"]);
     command.env("ASAN_OPTIONS", "detect_odr_violation=0").env("RAYON_NUM_THREADS", "1");
-    let output = fs::File::create(&log).map_err(testkit::at(&log))?;
-    let again = output.try_clone().map_err(testkit::at(&log))?;
-    command.stdout(again).stderr(output);
+    // The place of a panic says enough: a backtrace takes longer than some inputs may, and libFuzzer's alarm in the middle
+    // of it never ends.
+    command.env("RUST_BACKTRACE", "0");
     let began = Instant::now();
-    let (status, cpu) = watched(&mut command)?;
+    let most = Duration::from_secs(args.seconds + 2 * target.timeout + 60);
+    let (status, cpu) = watched(&mut command, most)?;
     let said = String::from_utf8_lossy(&fs::read(&log).map_err(testkit::at(&log))?).into_owned();
     let number = |mark: &str| {
         let at = said.rfind(mark)? + mark.len();
@@ -222,18 +294,22 @@ fn fuzz(target: &Target, folder: &Path, bins: &Path, seconds: u64) -> Result<Ran
     })
 }
 
-/// Runs a program to its end: its status and its seconds of processor time, to a fifth of a second.
-fn watched(command: &mut Command) -> Result<(ExitStatus, f64)> {
+/// Runs a program to its end, or ends it: its status and its seconds of processor time, to a fifth of a second.
+fn watched(command: &mut Command, most: Duration) -> Result<(ExitStatus, f64)> {
     let failed = |e: std::io::Error, command: &Command| format!("{}: {e}", build::shown(command));
     let mut child = command.spawn().map_err(|e| failed(e, command))?;
     let stat = format!("/proc/{}/stat", child.id());
     let mut cpu = 0.0;
+    let began = Instant::now();
     loop {
         if let Some(seconds) = fs::read_to_string(&stat).ok().and_then(|stat| used(&stat)) {
             cpu = seconds;
         }
         if let Some(status) = child.try_wait().map_err(|e| failed(e, command))? {
             return Ok((status, cpu));
+        }
+        if began.elapsed() > most {
+            child.kill().map_err(|e| failed(e, command))?;
         }
         std::thread::sleep(Duration::from_millis(200));
     }
@@ -304,15 +380,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_target_has_a_file_a_row_in_the_manifest_and_limits() {
-        let root = testkit::root().join("tests/fuzz");
-        let manifest = fs::read_to_string(root.join("Cargo.toml")).expect("the manifest");
-        for target in &TARGETS {
-            assert!(root.join(format!("targets/{}.rs", target.name)).is_file(), "{}", target.name);
-            assert!(manifest.contains(&format!("name = \"{}\"", target.name)), "{}", target.name);
+    fn every_target_has_a_driver_and_limits() {
+        let drivers = testkit::root().join("tests/fuzz/src/drive/mod.rs");
+        let drivers = fs::read_to_string(drivers).expect("the drivers");
+        let rows = drivers.lines().filter_map(|line| line.trim().strip_prefix("(\""));
+        let names: Vec<&str> = rows.filter_map(|row| row.split('"').next()).collect();
+        assert_eq!(names, TARGETS.map(|target| target.name));
+    }
+
+    /// Name, version and checksum of every package of a lock file.
+    fn packages(lock: &str) -> Vec<String> {
+        let lock = fs::read_to_string(testkit::root().join(lock)).expect("a lock file");
+        let packages = lock.split("[[package]]").skip(1);
+        packages.map(|text| text.split("dependencies").next().unwrap_or_default().into()).collect()
+    }
+
+    #[test]
+    fn targets_are_built_on_the_packages_of_the_project() {
+        let own = ["arbitrary", "libfuzzer-sys", "radpack-fuzz"];
+        let project = packages("Cargo.lock");
+        for package in packages("tests/fuzz/Cargo.lock") {
+            let known = own.iter().any(|name| package.contains(&format!("name = \"{name}\"")));
+            assert!(
+                known || project.contains(&package),
+                "another version than in Cargo.lock: {package}"
+            );
         }
-        let files = files(&root.join("targets")).expect("the targets");
-        assert_eq!(files.len(), TARGETS.len(), "{files:?}");
+        let profile = |manifest: &str| {
+            let manifest = fs::read_to_string(testkit::root().join(manifest)).expect("a manifest");
+            let at = manifest.find("[profile.dev.package.\"*\"]").expect("the packages' profile");
+            manifest[at..].split("\n\n").next().map(str::to_owned)
+        };
+        assert_eq!(profile("tests/fuzz/Cargo.toml"), profile("Cargo.toml"));
     }
 
     #[test]

@@ -89,6 +89,9 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = fuzz::compiled() {
+        return code;
+    }
     let done = match Args::parse().task {
         Task::Fixtures { out } => fixtures::tiny(out),
         Task::Sparse { model, out, layout } => {

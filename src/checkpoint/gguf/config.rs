@@ -254,12 +254,14 @@ impl Reading<'_> {
             None => "none".to_owned(),
         };
         let factors = self.rope_freqs.clone().unwrap_or_default();
-        if !factors.is_empty() && kind != "none" {
+        // None of an odd form: they are there, and what they say is not known.
+        let unread = self.rope_freqs.is_some() && factors.is_empty();
+        if self.rope_freqs.is_some() && kind != "none" {
             let what = format!("is `{kind}`, and `rope_freqs.weight` scales too");
             self.wrong("rope.scaling.type", &what);
         }
         match kind.as_str() {
-            "none" if factors.iter().all(|f| *f == 1.0) => Json::Null,
+            "none" if !unread && factors.iter().all(|f| *f == 1.0) => Json::Null,
             "none" => match llama3(&factors, theta, head_dim) {
                 Some(scaling) => scaling,
                 None => {

@@ -298,6 +298,9 @@ mod tests {
         let many = BTreeMap::from([(stack.to_owned(), info(&[MAX_EXPERTS + 1, 1, 1]))]);
         let whole: Vec<String> = View::new(Names::Llama, &many).tensors.into_keys().collect();
         assert_eq!(whole, [stack], "left whole, for the census to refuse");
+        let mut full = View { experts: MAX_EXPERTS - 2, ..View::new(Names::Llama, &many) };
+        assert!(full.stack(stack, &info(&[2, 1, 1])), "as many as may be");
+        assert!(!full.stack("blk.2.ffn_up_exps.weight", &info(&[1, 1, 1])), "one more");
         let gemma = View::new(Names::Gemma4, &tensors);
         assert!(gemma.tensors.contains_key("blk.1.ffn_up_exps.weight"));
     }

@@ -1,5 +1,7 @@
 //! Inputs made of files that radpack wrote, and of other writers' containers.
 
+use crate::drive::archive::pack;
+use crate::drive::converted;
 use radpack::artifact::layout::{GRAPH_PREFIX, GRAPHS_ENTRY, OWN_PREFIX, POOL};
 use radpack::artifact::part::{Part, PartEntry, PartWeight};
 use radpack::artifact::{Artifact, Weights, codec, digests};
@@ -7,8 +9,6 @@ use radpack::estimate::{self, Estimate, MemoryModel};
 use radpack::graph::{WireIndex, WireProgram};
 use radpack::hash;
 use radpack::recipe::Profile;
-use radpack_fuzz::drive::archive::pack;
-use radpack_fuzz::drive::converted;
 use serde_json::json;
 
 use super::{Seeds, read};

@@ -1,6 +1,6 @@
 //! Inputs of what radpack reads to begin with: checkpoints, recipes, tokenizers, hubs.
 
-use radpack_fuzz::drive::archive::pack;
+use crate::drive::archive::pack;
 use serde_json::{Map, Value, json};
 use testkit::gguf::{File, Tensor, Value as Pair, kind};
 
@@ -291,7 +291,7 @@ fn texts(seeds: &mut Seeds) {
     for path in below("recipes", ".toml") {
         seeds.add("recipe", read(path));
     }
-    seeds.add("recipe", radpack_fuzz::drive::SMALL);
+    seeds.add("recipe", crate::drive::SMALL);
     seeds.add("recipe", "schema = 1\nname = \"x\"\nwhole_groups = true\n[target]\ndevices = 4\nmemory_budget = 0.9\n[[quantize]]\nmatch = [\"re:^blk\\\\.\\\\d+\", \"*.{q,k}_proj.weight\"]\nlayers = [0, -1]\ntower = \"text\"\nencoding = { codes = \"i4\", scale = \"f8_e4m3\", group = 16, scale2 = \"f32\", transform = \"fwht\" }\nquantizer = \"search\"\nrounding = \"modelopt\"\nactivations = \"int8\"\n[vision]\ndevices = [0, 1]\n");
     for text in IMPORTS {
         seeds.add("recipe_import", text);

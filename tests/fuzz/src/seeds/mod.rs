@@ -1,5 +1,4 @@
-//! `seeds FOLDER` writes what fuzzing begins with: `FOLDER/TARGET/…` and a dictionary `FOLDER/TARGET.dict` of the words in
-//! it. Everything is made of fixtures and of what radpack makes of them.
+//! What fuzzing begins with: `FOLDER/TARGET/…` and a dictionary `FOLDER/TARGET.dict` of the words in it. Everything is made of fixtures and of what radpack makes of them.
 
 mod made;
 mod sources;
@@ -7,9 +6,9 @@ mod words;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
-use radpack_fuzz::drive::archive::pack;
+use crate::drive::DRIVERS;
+use crate::drive::archive::pack;
 
 /// Inputs of every target.
 #[derive(Default)]
@@ -53,17 +52,13 @@ fn below(folder: &str, end: &str) -> Vec<PathBuf> {
     found
 }
 
-fn main() -> ExitCode {
-    let Some(folder) = std::env::args_os().nth(1).map(PathBuf::from) else {
-        eprintln!("seeds FOLDER");
-        return ExitCode::FAILURE;
-    };
+/// Writes the seeds and dictionaries of every target.
+pub fn write(folder: &Path) {
     let mut seeds = Seeds::default();
     sources::add(&mut seeds);
     made::add(&mut seeds);
     // What was found once is where the next find may be near.
-    let targets = radpack_fuzz::drive::DRIVERS.iter().map(|driver| driver.0).chain(["hub"]);
-    for target in targets {
+    for (target, _) in DRIVERS {
         for input in below(&format!("fixtures/bad/{target}"), "") {
             if input.extension().is_none_or(|e| e != "txt") {
                 seeds.add(target, read(input));
@@ -79,5 +74,4 @@ fn main() -> ExitCode {
         let words = words::dictionary(inputs);
         std::fs::write(folder.join(format!("{target}.dict")), words).expect("writes");
     }
-    ExitCode::SUCCESS
 }

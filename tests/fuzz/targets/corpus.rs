@@ -1,4 +1,0 @@
-//! Fuzz target `corpus`: see its driver in `radpack_fuzz::drive`.
-#![no_main]
-
-radpack_fuzz::target!("corpus");

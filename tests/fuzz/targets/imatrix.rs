@@ -1,4 +1,0 @@
-//! Fuzz target `imatrix`: see its driver in `radpack_fuzz::drive`.
-#![no_main]
-
-radpack_fuzz::target!("imatrix");
