@@ -11,7 +11,7 @@
 //! | run the programs | [`runtime`] | `Engine` |
 //! | tell two files apart | [`diff`] | `Difference` |
 //!
-//! Foundation under all stages: [`tensor`], [`num`], [`diag`], [`model`]. `docs/architecture.md` has the whole map.
+//! Foundation under all stages: [`tensor`], [`num`], [`diag`], [`hash`], [`model`]. `docs/architecture.md` has the whole map.
 
 pub mod artifact;
 pub mod card;
@@ -21,6 +21,7 @@ pub mod diff;
 pub mod estimate;
 pub mod export;
 pub mod graph;
+pub mod hash;
 pub mod model;
 pub mod num;
 pub mod partition;

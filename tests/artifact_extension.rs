@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use radpack::artifact::digests::{self, EntryDigest, hex, sha256};
+use radpack::artifact::digests::{self, EntryDigest, hex};
 use radpack::artifact::errors::{self, WeightError};
 use radpack::artifact::manifest::{self, *};
 use radpack::artifact::metadata::{self, Sources};
 use radpack::artifact::{
     Artifact, Contents, EntrySpec, Layout, MetaValue, Writer, canonical_order, verify,
 };
+use radpack::hash::sha256;
 use radpack::tensor::{DType, Encoding, PlaneSpec, Shape, role};
 use serde_json::json;
 

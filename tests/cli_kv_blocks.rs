@@ -9,6 +9,7 @@ use std::time::Duration;
 use cli_support::{dense, radpack, sha256, succeeds};
 use radpack::artifact::manifest::Manifest;
 use radpack::artifact::{Artifact, digests, layout, patch};
+use radpack::hash;
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -188,12 +189,12 @@ fn a_number_outside_the_limits_is_told_by_validate() {
             .expect("it reads");
     let text = document.to_bytes();
     for digest in digests.iter_mut().filter(|d| d.name == layout::MANIFEST_ENTRY) {
-        digest.sha256 = digests::sha256([text.as_slice()]);
+        digest.sha256 = hash::sha256([text.as_slice()]);
     }
     let encoded = digests::encode(&digests);
     bytes[manifest].copy_from_slice(&text);
     bytes[root_at..root_at + 64]
-        .copy_from_slice(digests::hex(&digests::sha256([encoded.as_slice()])).as_bytes());
+        .copy_from_slice(digests::hex(&hash::sha256([encoded.as_slice()])).as_bytes());
     bytes[list].copy_from_slice(&encoded);
     std::fs::write(&file, &bytes).expect("written");
     let ran = radpack(tmp.path(), &["validate", "t.rad"]);

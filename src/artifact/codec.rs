@@ -11,7 +11,8 @@ use bincode::Options;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::digests::{hex, sha256};
+use super::digests::hex;
+use crate::hash::sha256;
 
 /// Why bytes are not what they should be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

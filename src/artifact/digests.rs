@@ -4,11 +4,11 @@
 //! digest, in hex under the metadata key `radpack.digest`. An entry's digest is over its planes' bytes, plane by
 //! plane, alignment gaps left out.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::io::{self, BufRead};
 
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::codec::{self, CodecError};
 use super::contents::EntrySpec;
@@ -16,6 +16,7 @@ use super::layout::{DIGEST_KEY, DIGESTS_ENTRY};
 use super::reader::{Artifact, Entry};
 use super::writer::Writer;
 use crate::diag::{Failure, FailureKind, Result};
+use crate::hash::{self, Item, Parts, sha256};
 
 /// The digest of one entry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,15 +25,6 @@ pub struct EntryDigest {
     pub name: String,
     /// SHA-256 of its planes' bytes.
     pub sha256: [u8; 32],
-}
-
-/// SHA-256 of the parts, one after the other.
-pub fn sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> [u8; 32] {
-    let mut hasher = Sha256::new();
-    for part in parts {
-        hasher.update(part);
-    }
-    hasher.finalize().into()
 }
 
 /// Lower-case hex.
@@ -58,9 +50,20 @@ pub fn from_hex(text: &[u8]) -> Option<[u8; 32]> {
     Some(out)
 }
 
+/// An entry's planes as slices.
+fn planes<'a>(entry: &Entry<'a>) -> Vec<&'a [u8]> {
+    (0..entry.encoding().planes.len()).map(|k| entry.plane(k)).collect()
+}
+
 /// Digest of an entry of an opened file.
 pub fn of_entry(entry: &Entry<'_>) -> [u8; 32] {
-    sha256((0..entry.encoding().planes.len()).map(|k| entry.plane(k)))
+    sha256(planes(entry))
+}
+
+/// An entry of an opened file, to be hashed with others.
+pub fn item<'a>(entry: &Entry<'a>) -> Item<'a> {
+    let planes = planes(entry);
+    Item::new(entry.plane_bytes(), move || Ok(Parts::new(planes.clone())))
 }
 
 /// Bytes of `radpack/digests` for a file with these other entries.
@@ -109,17 +112,18 @@ pub fn seal(writer: &Writer, known: &BTreeMap<usize, [u8; 32]>) -> Result<[u8; 3
     let own = layout.entry(DIGESTS_ENTRY).ok_or_else(|| {
         Failure::plain(FailureKind::Failed, format!("the layout has no entry {DIGESTS_ENTRY}"))
     })?;
-    let digests = (0..layout.entries())
-        .into_par_iter()
-        .filter(|&e| e != own)
-        .map(|e| {
-            let sha256 = match known.get(&e) {
-                Some(digest) => *digest,
-                None => of_written(writer, e)?,
-            };
-            Ok(EntryDigest { name: layout.name(e).unwrap_or_default().to_owned(), sha256 })
-        })
-        .collect::<Result<Vec<_>>>()?;
+    let others = || (0..layout.entries()).filter(|&e| e != own);
+    let unknown: Vec<usize> = others().filter(|e| !known.contains_key(e)).collect();
+    let items: Vec<Item<'_>> = unknown.iter().map(|&e| item_written(writer, e)).collect();
+    let mut all = known.clone();
+    for (entry, found) in unknown.iter().zip(hash::each(&items)) {
+        all.insert(*entry, found.map_err(failure)?);
+    }
+    let digest = |e: usize| EntryDigest {
+        name: layout.name(e).unwrap_or_default().to_owned(),
+        sha256: all.get(&e).copied().unwrap_or_default(),
+    };
+    let digests: Vec<EntryDigest> = others().map(digest).collect();
     let bytes = encode(&digests);
     writer.write(own, 0, 0, &bytes)?;
     let root = sha256([bytes.as_slice()]);
@@ -127,25 +131,78 @@ pub fn seal(writer: &Writer, known: &BTreeMap<usize, [u8; 32]>) -> Result<[u8; 3
     Ok(root)
 }
 
+/// The writer's own failure, which an error of reading carries.
+pub fn failure(error: io::Error) -> Failure {
+    match error.get_ref().and_then(|e| e.downcast_ref::<Failure>()) {
+        Some(failure) => failure.clone(),
+        None => Failure::plain(FailureKind::Failed, format!("cannot read back: {error}")),
+    }
+}
+
 /// Digest of an entry as written so far.
 ///
 /// # Errors
 /// The system's error.
 pub fn of_written(writer: &Writer, entry: usize) -> Result<[u8; 32]> {
-    /// Large enough for disk speed, small enough for every thread to have one.
-    const CHUNK: u64 = 1 << 20;
-    let mut hasher = Sha256::new();
-    let mut buffer = Vec::new();
-    for (k, plane) in writer.layout().planes(entry).iter().enumerate() {
-        let mut at = 0;
-        while at < plane.bytes {
-            buffer.resize(CHUNK.min(plane.bytes - at) as usize, 0);
-            writer.read_back(entry, k, at, &mut buffer)?;
-            hasher.update(&buffer);
-            at += buffer.len() as u64;
-        }
+    hash::read(Written::new(writer, entry)).map_err(failure)
+}
+
+/// An entry as written so far, to be hashed with others.
+pub fn item_written(writer: &Writer, entry: usize) -> Item<'_> {
+    let bytes = writer.layout().planes(entry).iter().fold(0u64, |n, p| n.saturating_add(p.bytes));
+    Item::new(bytes, move || Ok(Written::new(writer, entry)))
+}
+
+/// An entry's planes, read back one after the other.
+struct Written<'a> {
+    writer: &'a Writer,
+    entry: usize,
+    plane: usize,
+    /// Bytes of the plane that were read.
+    at: u64,
+    held: Cow<'a, [u8]>,
+    taken: usize,
+}
+
+impl<'a> Written<'a> {
+    fn new(writer: &'a Writer, entry: usize) -> Written<'a> {
+        Written { writer, entry, plane: 0, at: 0, held: Cow::Borrowed(&[]), taken: 0 }
     }
-    Ok(hasher.finalize().into())
+}
+
+impl BufRead for Written<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        /// Few enough calls, and small enough to be copied where there is no map.
+        const CHUNK: u64 = 1 << 20;
+        while self.taken >= self.held.len() {
+            let Some(plane) = self.writer.layout().planes(self.entry).get(self.plane) else {
+                break;
+            };
+            if self.at >= plane.bytes {
+                (self.plane, self.at) = (self.plane + 1, 0);
+                continue;
+            }
+            let bytes = CHUNK.min(plane.bytes - self.at);
+            self.held = self
+                .writer
+                .read_back(self.entry, self.plane, self.at, bytes)
+                .map_err(io::Error::other)?;
+            (self.at, self.taken) = (self.at + bytes, 0);
+        }
+        Ok(self.held.get(self.taken..).unwrap_or_default())
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.taken = self.held.len().min(self.taken + bytes);
+    }
+}
+
+impl io::Read for Written<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(into)?;
+        self.consume(read);
+        Ok(read)
+    }
 }
 
 #[cfg(test)]
@@ -153,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sha256_and_hex_are_the_usual_ones() {
+    fn hex_is_the_usual_one() {
         let abc = sha256([b"a".as_slice(), b"bc"]);
         let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"; // FIPS 180-2, "abc"
         assert_eq!(hex(&abc), text);

@@ -59,7 +59,7 @@ pub fn of(artifact: &Artifact) -> Vec<WeightError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::artifact::digests::sha256;
+    use crate::hash::sha256;
 
     #[test]
     fn the_list_has_the_planned_length_and_reads_back() {

@@ -112,6 +112,7 @@ impl Part {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hash;
 
     #[test]
     fn the_length_depends_on_no_value_that_comes_later() {
@@ -136,7 +137,7 @@ mod tests {
         part.weights[0] = PartWeight { whole: [1; 32], squared: 2.5, ..part.weights[0].clone() };
         let bytes = part.encode();
         assert_eq!(bytes.len() as u64, planned);
-        let digest = digests::sha256([bytes.as_slice()]);
+        let digest = hash::sha256([bytes.as_slice()]);
         assert_eq!(codec::decode::<Part>(&bytes, &digest), Ok(part));
     }
 }

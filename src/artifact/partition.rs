@@ -252,7 +252,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::artifact::digests::sha256;
+    use crate::hash::sha256;
 
     fn row(
         cut: CutKind,

@@ -19,6 +19,7 @@ use super::reader::Artifact;
 use super::refusal::OpenError;
 use super::writer::{claim, partial_path, publish};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result, count};
+use crate::hash;
 
 const AREA: &str = "kv-blocks";
 
@@ -140,7 +141,7 @@ impl<'a> Sealed<'a> {
         let digests = digests::decode(&list, &root)
             .map_err(|e| damaged(path, format!("{DIGESTS_ENTRY}: {e}")))?;
         let listed = digests.iter().find(|d| d.name == MANIFEST_ENTRY);
-        if listed.map(|d| d.sha256) != Some(digests::sha256([bytes.as_slice()])) {
+        if listed.map(|d| d.sha256) != Some(hash::sha256([bytes.as_slice()])) {
             return Err(wrong("the manifest has another digest than the file says"));
         }
         let manifest = Manifest::parse(&bytes).map_err(|e| damaged(path, e.to_string()))?;
@@ -163,10 +164,10 @@ impl<'a> Sealed<'a> {
         }
         let mut digests = self.digests.clone();
         for digest in digests.iter_mut().filter(|d| d.name == MANIFEST_ENTRY) {
-            digest.sha256 = digests::sha256([manifest]);
+            digest.sha256 = hash::sha256([manifest]);
         }
         let list = digests::encode(&digests);
-        let root = digests::sha256([list.as_slice()]);
+        let root = hash::sha256([list.as_slice()]);
         let [manifest_at, digests_at, root_at] = self.places;
         let text = digests::hex(&root).into_bytes();
         Ok(Changes {

@@ -1,11 +1,10 @@
 //! A weight's planes as pieces: whole rows go in and come out, whatever the cut.
 
 use std::borrow::Cow;
-use std::io;
+use std::io::{self, BufRead};
 use std::ops::Range;
 
-use sha2::{Digest, Sha256};
-
+use crate::hash;
 use crate::tensor::{Encoding, PlanePiece, Shape, Slice};
 
 /// Bytes of a plane that are put together at a time.
@@ -172,17 +171,23 @@ impl Pieces {
     /// # Errors
     /// Slices that leave a gap, or the reader's error.
     pub fn digest(&self, read: &Read<'_, '_>) -> io::Result<[u8; 32]> {
-        let mut hasher = Sha256::new();
-        for (plane, pieces) in self.planes.iter().enumerate() {
-            let (all, step) = steps(pieces);
-            let mut first = 0;
-            while first < all {
-                let end = all.min(first + step);
-                hasher.update(&self.rows(plane, first..end, read)?);
-                first = end;
-            }
-        }
-        Ok(hasher.finalize().into())
+        hash::read(self.joined(read))
+    }
+
+    /// The whole weight's planes, plane by plane, as one stream, which fails where slices leave a gap and where `read` does.
+    pub fn joined<'b, F>(&self, read: F) -> Joined<'_, 'b, F>
+    where
+        F: Fn(usize, usize, u64, u64) -> io::Result<Cow<'b, [u8]>>,
+    {
+        Joined { pieces: self, read, plane: 0, row: 0, held: Cow::Borrowed(&[]), taken: 0 }
+    }
+
+    /// Bytes of all planes of the whole weight.
+    pub fn bytes(&self) -> u64 {
+        self.planes.iter().fold(0, |n, pieces| {
+            let width = pieces.first().map_or(0, |p| p.whole_row);
+            n.saturating_add(steps(pieces).0.saturating_mul(width))
+        })
     }
 
     /// Whether every byte that stands for nothing is zero, and whether pieces that carry the same plane carry the same
@@ -217,6 +222,52 @@ impl Pieces {
             }
         }
         Ok(true)
+    }
+}
+
+/// A whole weight's planes, read from its pieces one after the other.
+pub struct Joined<'p, 'b, F> {
+    pieces: &'p Pieces,
+    read: F,
+    plane: usize,
+    /// The next row of the plane.
+    row: u64,
+    held: Cow<'b, [u8]>,
+    taken: usize,
+}
+
+impl<'b, F> BufRead for Joined<'_, 'b, F>
+where
+    F: Fn(usize, usize, u64, u64) -> io::Result<Cow<'b, [u8]>>,
+{
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        while self.taken >= self.held.len() {
+            let Some(pieces) = self.pieces.planes.get(self.plane) else { break };
+            let (all, step) = steps(pieces);
+            if self.row >= all {
+                (self.plane, self.row) = (self.plane + 1, 0);
+                continue;
+            }
+            let end = all.min(self.row + step);
+            self.held = self.pieces.rows(self.plane, self.row..end, &self.read)?;
+            (self.row, self.taken) = (end, 0);
+        }
+        Ok(self.held.get(self.taken..).unwrap_or_default())
+    }
+
+    fn consume(&mut self, bytes: usize) {
+        self.taken = self.held.len().min(self.taken + bytes);
+    }
+}
+
+impl<'b, F> io::Read for Joined<'_, 'b, F>
+where
+    F: Fn(usize, usize, u64, u64) -> io::Result<Cow<'b, [u8]>>,
+{
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(into)?;
+        self.consume(read);
+        Ok(read)
     }
 }
 
@@ -403,10 +454,9 @@ mod tests {
                 let found = pieces.rows(k, from..to, &read).expect("rows");
                 prop_assert_eq!(&*found, want);
             }
-            let mut hasher = Sha256::new();
-            planes.iter().for_each(|p| hasher.update(p));
-            let digest: [u8; 32] = hasher.finalize().into();
+            let digest = hash::sha256(planes.iter().map(Vec::as_slice));
             prop_assert_eq!(pieces.digest(&read).expect("digest"), digest);
+            prop_assert_eq!(pieces.bytes(), planes.iter().map(|p| p.len() as u64).sum::<u64>());
             prop_assert!(pieces.padding_is_zero(&read).expect("reads"));
         }
     }

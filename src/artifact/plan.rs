@@ -117,7 +117,7 @@ impl Layout {
 
     /// SHA-256 of [`Layout::tables`], which the manifest states.
     pub fn tables_digest(&self) -> [u8; 32] {
-        super::digests::sha256([self.tables()])
+        crate::hash::sha256([self.tables()])
     }
 
     /// [`Layout::tables`] with one of the texts that come later; `None` when the layout has no such text of that length.

@@ -172,12 +172,12 @@ impl Artifact {
         let from = self.meta_text_at(DIGEST_KEY).and_then(|at| usize::try_from(at).ok());
         let (before, rest) = bytes.split_at(from.unwrap_or(bytes.len()).min(bytes.len()));
         let (_, after) = rest.split_at(text.min(rest.len()));
-        super::digests::sha256([before, &b"-".repeat(text.min(DIGEST_TEXT)), after])
+        crate::hash::sha256([before, &b"-".repeat(text.min(DIGEST_TEXT)), after])
     }
 
     /// SHA-256 of the file.
     pub fn sha256(&self) -> [u8; 32] {
-        super::digests::sha256([self.bytes()])
+        crate::hash::sha256([self.bytes()])
     }
 
     /// Whether another file has the same bytes.

@@ -11,6 +11,7 @@ use super::partition::{Partition, PartitionRow};
 use super::pieces::Pieces;
 use super::reader::{Artifact, Entry};
 use crate::diag::{Diagnostic, Failure, FailureKind};
+use crate::hash::Item;
 use crate::tensor::{Encoding, PlaneLayout, PlaneSource, Shape, Slice};
 
 /// Every weight of a file, whole.
@@ -215,6 +216,16 @@ impl<'a> WeightView<'a> {
         match &self.pieces {
             None => Ok(digests::of_entry(&self.first())),
             Some(pieces) => pieces.digest(&|piece, plane, at, n| self.bytes(plane, piece, at, n)),
+        }
+    }
+
+    /// The whole weight's planes, to be hashed with others.
+    pub fn item(&self) -> Item<'_> {
+        match &self.pieces {
+            None => digests::item(&self.first()),
+            Some(pieces) => Item::new(pieces.bytes(), move || {
+                Ok(pieces.joined(move |piece, plane, at, n| self.bytes(plane, piece, at, n)))
+            }),
         }
     }
 

@@ -4,12 +4,16 @@
 //! reached the disk. Its header is written last, so a partial file never opens as a container. Killed at any moment,
 //! a writer leaves OUT as it was, and at most a partial file that the next one replaces or goes on with.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use memmap2::Mmap;
 
 use super::failing::operation;
 use super::plan::Layout;
@@ -29,6 +33,10 @@ pub struct Writer {
     /// Written ranges of every plane, entry by entry.
     written: Vec<Vec<Mutex<Coverage>>>,
     texts: Mutex<BTreeSet<String>>,
+    /// Bytes that were written so far, anywhere.
+    put: AtomicU64,
+    /// The file as it is, to read from, once somebody wants it; `None` where the system has no map of it.
+    map: OnceLock<Option<Mmap>>,
     finished: bool,
     /// Whether the partial file stays when the writer is dropped unfinished.
     stays: bool,
@@ -156,6 +164,8 @@ impl Writer {
             partial,
             out,
             texts: Mutex::default(),
+            put: AtomicU64::new(0),
+            map: OnceLock::new(),
             finished: false,
             stays,
         })
@@ -226,7 +236,8 @@ impl Writer {
         self.put(bytes, at).map_err(|e| self.fail("write", &e))
     }
 
-    /// Reads bytes of a plane back, as written so far.
+    /// Bytes of a plane as they are in the file. They must have been written: what is written later must not be looked at
+    /// meanwhile.
     ///
     /// # Errors
     /// The system's error, or a range that leaves the plane.
@@ -235,12 +246,28 @@ impl Writer {
         entry: usize,
         plane: usize,
         offset: u64,
-        into: &mut [u8],
-    ) -> Result<()> {
-        let at = self.place(entry, plane, offset, into.len())?;
-        operation()
-            .and_then(|()| self.file.read_exact_at(into, at))
-            .map_err(|e| self.fail("read back", &e))
+        bytes: u64,
+    ) -> Result<Cow<'_, [u8]>> {
+        let failed = |e| self.fail("read back", &e);
+        let length =
+            usize::try_from(bytes).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
+        let at = self.place(entry, plane, offset, length)?;
+        operation().map_err(failed)?;
+        let map = self.map.get_or_init(|| {
+            // SAFETY: the map is read-only. This process writes to the file only what nobody reads from the map yet; should another
+            // one shorten it, reading ends with SIGBUS, as for every file that is mapped.
+            unsafe { Mmap::map(&self.file) }.ok()
+        });
+        let mapped = map.as_ref().and_then(|map| {
+            let at = usize::try_from(at).ok()?;
+            map.get(at..at.checked_add(length)?)
+        });
+        if let Some(mapped) = mapped {
+            return Ok(Cow::Borrowed(mapped));
+        }
+        let mut read = vec![0; length];
+        self.file.read_exact_at(&mut read, at).map_err(failed)?;
+        Ok(Cow::Owned(read))
     }
 
     /// Sets a metadata text that was planned as [`super::MetaValue::Later`].
@@ -317,7 +344,13 @@ impl Writer {
     /// Every byte of the file goes through here.
     fn put(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         operation()?;
-        self.file.write_all_at(bytes, at)
+        self.file.write_all_at(bytes, at)?;
+        let bytes = bytes.len() as u64;
+        let before = self.put.fetch_add(bytes, Ordering::Relaxed);
+        if before / BEHIND < (before + bytes) / BEHIND {
+            begin_to_disk(&self.file);
+        }
+        Ok(())
     }
 
     fn place(&self, entry: usize, plane: usize, offset: u64, len: usize) -> Result<u64> {
@@ -416,6 +449,24 @@ pub(super) fn claim(partial: &Path) -> Result<File> {
         FailureKind::Failed,
         format!("{} keeps being replaced by other conversions", partial.display()),
     ))
+}
+
+/// The disk begins to take what was written after so many bytes, while others are being made: left to itself the system
+/// waits for a tenth of the memory, and the file would be finished by waiting for the disk.
+const BEHIND: u64 = 32 << 20;
+
+/// Has the system begin to bring to the disk what was written and is not there. A hint: what fails is found when the file is
+/// finished.
+fn begin_to_disk(file: &File) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        // SAFETY: `sync_file_range` takes a descriptor, which `file` keeps open during the call, and numbers. From 0 to 0 is
+        // the whole file.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
 }
 
 /// Sets the file's size and reserves its blocks where the file system can.

@@ -1,17 +1,16 @@
 //! The files that an output depends on, and their sha256.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead, Read};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use rayon::prelude::*;
-use sha2::{Digest, Sha256};
 
 use super::blob::{BlobHasher, BlobName};
 use super::folder::{Found, Stamp};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems};
+use crate::hash::{self, Stream};
 
-/// Bytes read and hashed at once: large enough that system calls cost nothing, small enough to stay in the cache.
+/// Bytes taken at once: large enough that system calls cost nothing, small enough to stay in the cache.
 const CHUNK: usize = 256 << 10;
 
 /// A file of the source that the output depends on.
@@ -56,27 +55,22 @@ impl<F: Fn(u64) + Sync> Hashing for F {
     }
 }
 
-/// Hashes files in parallel, one task a file.
+/// Hashes files in parallel. What is mapped already is not read once more.
 pub(super) fn hash(
-    files: &[&SourceFile],
+    files: &[(&SourceFile, Option<&[u8]>)],
     cancel: &AtomicBool,
     progress: &dyn Hashing,
 ) -> crate::diag::Result<Vec<FileDigest>> {
-    let one = |file: &&SourceFile| {
-        let digest = hash_one(file, cancel, progress);
-        if let Ok(Some(digest)) = &digest {
-            progress.file(digest);
-        }
-        digest
-    };
-    let results: Vec<Result<Option<FileDigest>, Unhashed>> = files.par_iter().map(one).collect();
+    let hashed: Vec<Hashed<'_>> =
+        files.iter().map(|(file, map)| Hashed { file, map: *map, cancel, progress }).collect();
+    let results = hash::each(&hashed);
     let mut digests = Vec::with_capacity(files.len());
     let mut problems = Problems::new();
     let mut cancelled = false;
-    for (file, result) in files.iter().zip(results) {
+    for ((file, _), result) in files.iter().zip(results) {
         match result {
-            Ok(Some(digest)) => digests.push(digest),
-            Ok(None) => cancelled = true,
+            Ok(digest) => digests.push(digest),
+            Err(Unhashed::Stopped) => cancelled = true,
             Err(Unhashed::Io(e)) => problems
                 .push(Diagnostic::new("checkpoint", format!("cannot hash {}: {e}", file.path))),
             Err(Unhashed::Other(problem)) => problems.push(problem),
@@ -110,6 +104,8 @@ pub(super) fn changed<'a>(files: impl IntoIterator<Item = &'a SourceFile>) -> Ve
 
 /// Why there is no digest of a file.
 enum Unhashed {
+    /// Somebody asked to stop.
+    Stopped,
     /// It cannot be read.
     Io(io::Error),
     /// It lies in a hub cache and is not what its name says.
@@ -118,61 +114,139 @@ enum Unhashed {
 
 impl From<io::Error> for Unhashed {
     fn from(error: io::Error) -> Unhashed {
-        Unhashed::Io(error)
+        match error.get_ref().is_some_and(|e| e.is::<Stopped>()) {
+            true => Unhashed::Stopped,
+            false => Unhashed::Io(error),
+        }
     }
 }
 
-fn hash_one(
-    file: &SourceFile,
-    cancel: &AtomicBool,
-    progress: &dyn Hashing,
-) -> Result<Option<FileDigest>, Unhashed> {
-    // Read, not mapped: a file that shrinks under us gives an error here instead of SIGBUS, and no page of it counts
-    // as this process's memory.
-    let mut input = File::open(&file.found.location)?;
-    let mut hasher = Sha256::new();
-    // A blob's name says what it must hold. Of weights that is the digest that is computed anyway.
-    let name = BlobName::of(&file.found);
-    let mut of_git = matches!(name, Some(BlobName::Git(_))).then(|| BlobHasher::git(file.bytes));
-    let mut buffer = vec![0u8; CHUNK];
-    let mut total = 0u64;
-    loop {
-        if cancel.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        let read = match input.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(read) => read,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(e.into()),
+/// What a reader says when it was asked to stop.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped")]
+struct Stopped;
+
+/// A file to be hashed.
+struct Hashed<'a> {
+    file: &'a SourceFile,
+    /// All of its bytes.
+    map: Option<&'a [u8]>,
+    cancel: &'a AtomicBool,
+    progress: &'a dyn Hashing,
+}
+
+impl Stream for Hashed<'_> {
+    type Input<'s>
+        = Input<'s>
+    where
+        Self: 's;
+    type Output = FileDigest;
+    type Error = Unhashed;
+
+    fn bytes(&self) -> u64 {
+        self.file.bytes
+    }
+
+    fn open(&self) -> Result<Input<'_>, Unhashed> {
+        // A blob's name says what it must hold. Of weights that is the digest that is computed anyway.
+        let name = BlobName::of(&self.file.found);
+        let git = matches!(name, Some(BlobName::Git(_)));
+        let from = match self.map {
+            Some(map) => Origin::Map(map),
+            None => Origin::File(File::open(&self.file.found.location)?, vec![0; CHUNK]),
         };
-        let chunk = buffer.get(..read).ok_or_else(|| io::Error::other("read past the buffer"))?;
-        hasher.update(chunk);
-        if let Some(of_git) = &mut of_git {
-            of_git.update(chunk);
+        Ok(Input {
+            of: self,
+            from,
+            name,
+            of_git: git.then(|| BlobHasher::git(self.file.bytes)),
+            left: 0..0,
+            total: 0,
+        })
+    }
+
+    fn close(&self, input: Input<'_>, sha256: [u8; 32]) -> Result<FileDigest, Unhashed> {
+        let file = self.file;
+        let found = input.of_git.map_or(BlobName::Sha256(sha256), BlobHasher::finish);
+        if let Some(problem) = input.name.and_then(|name| name.mismatch(&file.path, &found)) {
+            let blob = file.found.location.display();
+            return Err(Unhashed::Other(
+                problem
+                    .help(format!("the file in the cache is damaged; remove it: rm {blob}"))
+                    .help("then run again with the model's id (org/name), which fetches it anew"),
+            ));
         }
-        total += read as u64;
-        if total > file.bytes {
-            break;
+        let digest = FileDigest { path: file.path.clone(), bytes: file.bytes, sha256 };
+        self.progress.file(&digest);
+        Ok(digest)
+    }
+}
+
+/// A file that is being hashed.
+struct Input<'a> {
+    of: &'a Hashed<'a>,
+    from: Origin<'a>,
+    name: Option<BlobName>,
+    of_git: Option<BlobHasher>,
+    /// What of the buffer or of the map is there and not yet taken.
+    left: Range<usize>,
+    /// Bytes so far.
+    total: u64,
+}
+
+/// Where a file's bytes come from.
+enum Origin<'a> {
+    /// The map that weights are read from: what was encoded is what is hashed.
+    Map(&'a [u8]),
+    /// The file, and a buffer.
+    File(File, Vec<u8>),
+}
+
+impl BufRead for Input<'_> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.left.is_empty() {
+            if self.of.cancel.load(Ordering::Relaxed) {
+                return Err(io::Error::other(Stopped));
+            }
+            self.left = match &mut self.from {
+                Origin::Map(map) => self.left.end..map.len().min(self.left.end + CHUNK),
+                Origin::File(file, buffer) => 0..file.read(buffer)?,
+            };
+            let bytes = self.left.len() as u64;
+            self.total += bytes;
+            let expected = self.of.file.bytes;
+            if self.total > expected || bytes == 0 && self.total != expected {
+                let what =
+                    format!("its length changed: it had {expected} bytes when it was opened");
+                return Err(io::Error::other(what));
+            }
+            if let Some(of_git) = &mut self.of_git {
+                of_git.update(self.from.bytes(&self.left));
+            }
+            self.of.progress.bytes(bytes);
         }
-        progress.bytes(read as u64);
+        Ok(self.from.bytes(&self.left))
     }
-    if total != file.bytes {
-        return Err(io::Error::other(format!(
-            "its length changed: it had {} bytes when it was opened",
-            file.bytes
-        ))
-        .into());
+
+    fn consume(&mut self, bytes: usize) {
+        self.left.start = self.left.end.min(self.left.start + bytes);
     }
-    let sha256 = hasher.finalize().into();
-    let found = of_git.map_or(BlobName::Sha256(sha256), BlobHasher::finish);
-    if let Some(problem) = name.and_then(|name| name.mismatch(&file.path, &found)) {
-        let blob = file.found.location.display();
-        return Err(Unhashed::Other(
-            problem
-                .help(format!("the file in the cache is damaged; remove it: rm {blob}"))
-                .help("then run again with the model's id (org/name), which fetches it anew"),
-        ));
+}
+
+impl Origin<'_> {
+    fn bytes(&self, range: &Range<usize>) -> &[u8] {
+        let all = match self {
+            Origin::Map(map) => map,
+            Origin::File(_, buffer) => buffer.as_slice(),
+        };
+        all.get(range.clone()).unwrap_or_default()
     }
-    Ok(Some(FileDigest { path: file.path.clone(), bytes: file.bytes, sha256 }))
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.fill_buf()?.read(into)?;
+        self.consume(read);
+        Ok(read)
+    }
 }

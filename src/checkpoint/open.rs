@@ -666,7 +666,12 @@ impl Checkpoint {
         cancel: &AtomicBool,
         progress: &dyn Hashing,
     ) -> Result<Vec<FileDigest>> {
-        let files: Vec<&SourceFile> = self.files.iter().filter(|f| wanted(&f.path)).collect();
+        let map = |file: &SourceFile| {
+            let shard = self.shards.iter().find(|shard| shard.path == file.path)?;
+            (!shard.is_head()).then(|| shard.all())
+        };
+        let wanted = self.files.iter().filter(|f| wanted(&f.path));
+        let files: Vec<(&SourceFile, Option<&[u8]>)> = wanted.map(|f| (f, map(f))).collect();
         digest::hash(&files, cancel, progress)
     }
 

@@ -15,6 +15,7 @@ use crate::artifact::partition::Partition;
 use crate::artifact::{Weights, Writer, digests, errors, layout as names};
 use crate::checkpoint::{Checkpoint, FileDigest, Hashing};
 use crate::diag::{Diagnostic, Failure, FailureKind, Result};
+use crate::hash::{self, Item};
 use crate::model::Weight;
 use crate::quantize::{EncodeError, ErrorSum, ExecuteError, Job, Sink, Workers, execute};
 use crate::recipe::Method;
@@ -140,7 +141,8 @@ fn write(
     if recovered.is_some() || stored.is_some() {
         // Only the digests of the source files tell whether an older weight is this one.
         let pool = pool(options.threads)?;
-        let files = pool.install(|| hash(plan, &reads, options, options.cancelled, Some(&log)))?;
+        let files =
+            pool.install(|| hash_source(plan, &reads, options, options.cancelled, Some(&log)))?;
         if let Some(recovered) = recovered {
             let kept = pool.install(|| recovered.usable(plan, &work, &writer, &files))?;
             work.keep(plan, kept, options.progress);
@@ -158,9 +160,11 @@ fn write(
         log: &log,
         digests: Mutex::new(work.kept_entries()),
         wholes: Mutex::new(BTreeMap::new()),
+        waiting: Mutex::default(),
         progress: options.progress,
     };
     let (sums, files) = run((plan, &reads), &work, &sink, options, (hashed, Some(&log)))?;
+    sink.finish(&pool(options.threads)?)?;
     // Weights are read through a map and hashed by another reading of the file: both were of the same bytes if nobody
     // wrote to it since it was opened.
     plan.sources.check_unchanged(&reads)?;
@@ -335,7 +339,7 @@ fn pool(threads: usize) -> Result<rayon::ThreadPool> {
 }
 
 /// Sha256 of every wanted source file; `abandon` stops it.
-fn hash(
+fn hash_source(
     plan: &Plan,
     wanted: &(dyn Fn(&str) -> bool + Sync),
     options: ConvertOptions<'_>,
@@ -383,7 +387,7 @@ pub(super) fn run(
     let (encoded, hashed) = std::thread::scope(|scope| {
         let hashing = scope.spawn(|| match hashed {
             Some(files) => Ok(files),
-            None => pool.install(|| hash(plan, reads, options, &abandon, log)),
+            None => pool.install(|| hash_source(plan, reads, options, &abandon, log)),
         });
         let encoded = execute(&work.jobs, workers, sink);
         if encoded.is_err() {
@@ -408,12 +412,71 @@ struct FileSink<'a> {
     digests: Mutex<BTreeMap<usize, [u8; 32]>>,
     /// Of whole weights, by job.
     wholes: Mutex<BTreeMap<usize, [u8; 32]>>,
+    waiting: Mutex<Waiting>,
     progress: &'a dyn Progress,
+}
+
+/// Weights that are written and not yet hashed.
+#[derive(Default)]
+struct Waiting {
+    /// The jobs, and what they cost.
+    jobs: Vec<(usize, ErrorSum)>,
+    /// Bytes in the file.
+    bytes: u64,
+}
+
+impl Waiting {
+    /// Several weights are hashed in little more time than one, if they are about as long. They must still be in memory.
+    const BYTES: u64 = 256 << 20;
+    /// Of small weights.
+    const JOBS: usize = 256;
+
+    /// Adds one; all of them when there are enough.
+    fn add(&mut self, job: usize, sum: ErrorSum, bytes: u64) -> Vec<(usize, ErrorSum)> {
+        self.jobs.push((job, sum));
+        self.bytes = self.bytes.saturating_add(bytes);
+        let enough = self.jobs.len() >= 2 && self.bytes >= Self::BYTES;
+        match enough || self.jobs.len() >= Self::JOBS {
+            true => std::mem::take(self).jobs,
+            false => Vec::new(),
+        }
+    }
 }
 
 impl FileSink<'_> {
     fn target(&self, job: usize) -> io::Result<&Target> {
         self.work.targets.get(job).ok_or_else(|| io::Error::other("no such weight"))
+    }
+
+    /// Hashes weights, this thread alone or all threads of the current pool.
+    fn hash(
+        &self,
+        jobs: &[(usize, ErrorSum)],
+        hash: impl Fn(&[Item<'_>]) -> Vec<io::Result<[u8; 32]>>,
+    ) -> io::Result<()> {
+        let targets: Vec<&Target> =
+            jobs.iter().map(|(job, _)| self.target(*job)).collect::<io::Result<_>>()?;
+        let items: Vec<Item<'_>> = targets.iter().flat_map(|t| t.items(self.writer)).collect();
+        let mut found = hash(&items).into_iter();
+        for ((job, sum), target) in jobs.iter().zip(targets) {
+            let (entries, whole) = target.digests(&mut found)?;
+            // A copied weight has no sums of its own; a later run copies it again.
+            if let (Some(weight), false) =
+                (self.work.weight(self.plan, *job), self.work.errors.contains_key(job))
+            {
+                self.log.weight(&weight.name, &entries, whole, sum);
+            }
+            self.digests.lock().unwrap_or_else(PoisonError::into_inner).extend(entries);
+            self.wholes.lock().unwrap_or_else(PoisonError::into_inner).insert(*job, whole);
+        }
+        Ok(())
+    }
+
+    /// Hashes what is left.
+    fn finish(&self, pool: &rayon::ThreadPool) -> Result<()> {
+        let left =
+            std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        pool.install(|| self.hash(&left.jobs, |items| hash::each(items))).map_err(digests::failure)
     }
 }
 
@@ -423,16 +486,13 @@ impl Sink for FileSink<'_> {
     }
 
     fn complete(&self, job: usize, sum: &ErrorSum) -> io::Result<()> {
-        let (entries, whole) = self.target(job)?.complete(self.writer)?;
-        // A copied weight has no sums of its own; a later run copies it again.
-        if let (Some(weight), false) =
-            (self.work.weight(self.plan, job), self.work.errors.contains_key(&job))
-        {
-            self.log.weight(&weight.name, &entries, whole, sum);
-        }
-        self.digests.lock().unwrap_or_else(PoisonError::into_inner).extend(entries);
-        self.wholes.lock().unwrap_or_else(PoisonError::into_inner).insert(job, whole);
-        Ok(())
+        let target = self.target(job)?;
+        target.pad(self.writer)?;
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let jobs = waiting.add(job, *sum, target.bytes(self.writer));
+        drop(waiting);
+        // The bytes were written a moment ago and are read back from memory.
+        self.hash(&jobs, |items| hash::here(items))
     }
 
     fn advance(&self, _job: usize, source_bytes: u64) {
@@ -483,7 +543,7 @@ pub(super) fn write_side_files(plan: &Plan, writer: &Writer, hashes: &[FileDiges
     for file in &plan.sources.side_files() {
         let bytes = plan.sources.read_side_file(file)?;
         let hashed = hashes.iter().find(|h| h.path == file.path).map(|h| h.sha256);
-        if hashed.is_some_and(|h| h != digests::sha256([bytes.as_slice()])) {
+        if hashed.is_some_and(|h| h != hash::sha256([bytes.as_slice()])) {
             let what = format!("{} changed while it was read", file.path);
             return Err(Failure::plain(FailureKind::Failed, what));
         }

@@ -11,9 +11,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::Sources;
-use crate::artifact::digests;
 use crate::checkpoint::FileDigest;
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, count, list, size};
+use crate::hash;
 use crate::model::{Weight, WeightTable};
 use crate::quantize::Importance;
 use crate::recipe::{Assignment, Grid, Method, Quantizer, Recipe, ScaleRule};
@@ -55,7 +55,7 @@ impl Imatrix {
             return Err(refused(format!("it is larger than {}", size(MAX_FILE))));
         }
         let importance = Importance::parse(&bytes).map_err(|error| refused(error.to_string()))?;
-        let sha256 = digests::sha256([bytes.as_slice()]);
+        let sha256 = hash::sha256([bytes.as_slice()]);
         let file = FileDigest { path: IMATRIX_FILE.to_owned(), bytes: bytes.len() as u64, sha256 };
         Ok(Imatrix { path: path.to_owned(), file, importance })
     }

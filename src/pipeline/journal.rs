@@ -22,6 +22,7 @@ use crate::artifact::partition::Partition;
 use crate::artifact::{Layout, Writer, digests};
 use crate::checkpoint::FileDigest;
 use crate::diag::{Failure, Result};
+use crate::hash;
 use crate::quantize::{Encoder, ErrorSum};
 
 /// Version of the lines.
@@ -92,7 +93,7 @@ pub(super) fn identity_of(
 ) -> [u8; 32] {
     let manifest = manifest.placeholder().to_bytes();
     let partition = partition.map(|p| p.placeholder().encode()).unwrap_or_default();
-    digests::sha256([layout.tables(), &manifest, &partition])
+    hash::sha256([layout.tables(), &manifest, &partition])
 }
 
 /// The journal of a partial file, which tells what of it can be kept.

@@ -20,6 +20,7 @@ use crate::artifact::{
     Artifact, Contents, EntrySpec, Layout, MetaValue, Writer, layout as names, same_file,
 };
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result, count, list};
+use crate::hash;
 
 /// What was put together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,7 +202,7 @@ fn partition(first: &Opened) -> Result<Option<Partition>> {
         return Ok(None);
     }
     let bytes = first.entry(names::PARTITION_ENTRY)?;
-    Partition::decode(bytes, &digests::sha256([bytes]))
+    Partition::decode(bytes, &hash::sha256([bytes]))
         .map(Some)
         .map_err(|e| first.fault(format!("its table of devices: {e}")))
 }
@@ -323,7 +324,7 @@ fn finish(
         .map(|weight| (weight.name.as_str(), weight))
         .collect();
     let bytes = first.entry(names::ERRORS_ENTRY)?;
-    let mut errors: Vec<WeightError> = errors::decode(bytes, &digests::sha256([bytes]))
+    let mut errors: Vec<WeightError> = errors::decode(bytes, &hash::sha256([bytes]))
         .map_err(|e| first.fault(format!("its list of errors: {e}")))?;
     for error in &mut errors {
         let Some(weight) = weights.get(error.weight.as_str()) else {

@@ -14,6 +14,7 @@ use crate::artifact::errors::{self, WeightError};
 use crate::artifact::part::{MAX_PARTS, Part, PartEntry, PartWeight};
 use crate::artifact::{Contents, EntrySpec, Layout, Writer, digests, layout as names};
 use crate::diag::{Diagnostic, Failure, FailureKind, Result, count};
+use crate::hash;
 use crate::quantize::Encoder;
 
 /// One part of a conversion, planned.
@@ -95,7 +96,7 @@ impl PartPlan {
     /// What its journal is for.
     pub(super) fn identity(&self) -> [u8; 32] {
         let (index, parts) = (self.record.index.to_le_bytes(), self.record.parts.to_le_bytes());
-        digests::sha256([self.record.plan.as_slice(), &index, &parts])
+        hash::sha256([self.record.plan.as_slice(), &index, &parts])
     }
 
     /// Writes all entries that are no weights.

@@ -16,6 +16,7 @@ use crate::artifact::{
 };
 use crate::checkpoint::{Checkpoint, FileDigest};
 use crate::diag::{Diagnostic, Failure, FailureKind, Problems, Result};
+use crate::hash;
 use crate::model::{self, ModelSpec, Part, Weight, WeightTable};
 use crate::partition::{self, Models, Placement};
 use crate::recipe::{Assigned, Assignment, Fate, Method, Recipe};
@@ -166,7 +167,7 @@ impl Plan {
         let side = self.manifest.files.iter().map(|f| f.path.as_str());
         let listed = self.manifest.source.files.iter().map(|f| f.path.as_str()).chain(side);
         let made = listed
-            .filter_map(|path| Some((path, digests::sha256([self.sources.main.made_file(path)?]))));
+            .filter_map(|path| Some((path, hash::sha256([self.sources.main.made_file(path)?]))));
         made.chain(hashed.iter().map(|h| (h.path.as_str(), h.sha256))).collect()
     }
 }
@@ -472,7 +473,7 @@ impl MadeFrom<'_> {
             },
             recipe: manifest::RecipeSummary {
                 name: self.recipe.name.clone(),
-                sha256: manifest::Sha256Hex(digests::sha256([self.recipe.to_toml().as_bytes()])),
+                sha256: manifest::Sha256Hex(hash::sha256([self.recipe.to_toml().as_bytes()])),
             },
             model: self.model_summary(),
             devices: self.placement.devices,

@@ -16,6 +16,7 @@ use crate::artifact::manifest::{Manifest, WeightRecord};
 use crate::artifact::{Artifact, Entry, OpenError, WeightView, Weights, digests, layout as names};
 use crate::checkpoint::FileDigest;
 use crate::diag::{Diagnostic, Failure, FailureKind, Result};
+use crate::hash;
 use crate::model::Weight;
 use crate::quantize::Encoder;
 use crate::recipe::{Assigned, Method};
@@ -63,7 +64,7 @@ impl Reuse {
         let digests: BTreeMap<String, [u8; 32]> =
             list.into_iter().map(|d| (d.name, d.sha256)).collect();
         let intact = digests.get(names::MANIFEST_ENTRY)
-            == Some(&digests::sha256([section(names::MANIFEST_ENTRY)?]));
+            == Some(&hash::sha256([section(names::MANIFEST_ENTRY)?]));
         if !intact {
             return Err(refused("its manifest is not the one that its digests cover".to_owned()));
         }

@@ -1,7 +1,6 @@
 //! From the placement to the file: entries of whole weights and pieces, the table of who holds what, and where encoded
 //! planes go.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 
@@ -9,6 +8,7 @@ use super::Plan;
 use crate::artifact::manifest::DeviceSummary;
 use crate::artifact::partition::{CutKind, Partition, PartitionRow, piece_name};
 use crate::artifact::{EntrySpec, Layout, Pieces, Writer, digests};
+use crate::hash::Item;
 use crate::partition::{Cut, PlacedWeight, Placement};
 use crate::tensor::{Axis, Slice};
 
@@ -147,24 +147,46 @@ impl Target {
         }
     }
 
-    /// Fills up pieces whose planes were all written. Returns the digest of every entry, by position, and that of the
-    /// whole weight; the bytes were written a moment ago and are read back from memory.
-    pub(super) fn complete(&self, writer: &Writer) -> io::Result<(EntryDigests, [u8; 32])> {
-        if let Some(pieces) = &self.pieces {
-            pieces.pad(&mut |piece, plane, at, bytes| self.put(writer, piece, plane, at, bytes))?;
-        }
+    /// Fills up pieces whose planes were all written.
+    pub(super) fn pad(&self, writer: &Writer) -> io::Result<()> {
+        self.pieces.as_ref().map_or(Ok(()), |pieces| {
+            pieces.pad(&mut |piece, plane, at, bytes| self.put(writer, piece, plane, at, bytes))
+        })
+    }
+
+    /// Bytes of its entries.
+    pub(super) fn bytes(&self, writer: &Writer) -> u64 {
+        let planes = self.entries.iter().flat_map(|&entry| writer.layout().planes(entry));
+        planes.fold(0, |n, plane| n.saturating_add(plane.bytes))
+    }
+
+    /// What there is to hash when all is written: every entry, then the whole weight unless it is an entry.
+    pub(super) fn items<'a>(&'a self, writer: &'a Writer) -> Vec<Item<'a>> {
+        let entries = self.entries.iter().map(|&entry| digests::item_written(writer, entry));
+        let whole = self.pieces.iter().map(|pieces| {
+            Item::new(pieces.bytes(), move || {
+                Ok(pieces.joined(move |piece, plane, at, n| {
+                    let entry = self.entry(piece)?;
+                    writer.read_back(entry, plane, at, n).map_err(io::Error::other)
+                }))
+            })
+        });
+        entries.chain(whole).collect()
+    }
+
+    /// The digest of every entry, by position, and that of the whole weight, from those of [`Target::items`].
+    pub(super) fn digests(
+        &self,
+        mut found: impl Iterator<Item = io::Result<[u8; 32]>>,
+    ) -> io::Result<(EntryDigests, [u8; 32])> {
+        let mut next = || found.next().ok_or_else(|| io::Error::other("a digest is missing"))?;
         let mut all = EntryDigests::new();
         for &entry in &self.entries {
-            all.insert(entry, digests::of_written(writer, entry).map_err(io::Error::other)?);
+            all.insert(entry, next()?);
         }
         let whole = match &self.pieces {
             None => all.values().next().copied().unwrap_or_default(),
-            Some(pieces) => pieces.digest(&|piece, plane, at, n| {
-                let mut bytes = vec![0; usize::try_from(n).map_err(io::Error::other)?];
-                let entry = self.entry(piece)?;
-                writer.read_back(entry, plane, at, &mut bytes).map_err(io::Error::other)?;
-                Ok(Cow::Owned(bytes))
-            })?,
+            Some(_) => next()?,
         };
         Ok((all, whole))
     }

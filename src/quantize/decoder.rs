@@ -6,6 +6,9 @@ use crate::num::{Element, unpack, widen, widens};
 use crate::tensor::{DType, Encoding, EncodingError, PlaneLayout, PlaneSpec, Scheme, role};
 
 use super::grid::hadamard;
+use super::kernel::{self, Kernel};
+use super::lanes::CodeType;
+use super::simd::LANES;
 
 /// Why planes were not decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +71,7 @@ pub struct Decoder {
     planes: Vec<Plane>,
     plain: Option<DType>,
     steps: Steps,
+    kernel: Kernel,
 }
 
 #[derive(Debug, Clone)]
@@ -99,6 +103,22 @@ struct Steps {
     mins: Vec<usize>,
     fwht: Option<usize>,
     perm: Option<usize>,
+}
+
+impl Steps {
+    /// The scale that codes are multiplied by at once, and the columns that a value of it is for, where nothing comes in between
+    /// and its blocks are whole lanes.
+    fn first_scale(&self, planes: &[Plane], cols: usize) -> Option<(usize, usize)> {
+        let &first = self.scales.first().filter(|_| self.signs.is_none() && self.zero.is_none())?;
+        let PlaneLayout::Tiled { block: [_, block] } = planes.get(first)?.spec.layout else {
+            return None;
+        };
+        let block = usize::try_from(block).ok()?;
+        if block == 0 || block >= cols {
+            return Some((first, cols.next_multiple_of(LANES)));
+        }
+        block.is_multiple_of(LANES).then_some((first, block))
+    }
 }
 
 impl Decoder {
@@ -134,7 +154,14 @@ impl Decoder {
             .ok()
             .filter(|c| c.checked_mul(8).is_some())
             .ok_or_else(|| DecodeError::Unsupported("the rows are too long".into()))?;
-        let mut decoder = Decoder { rows, cols, planes, plain: None, steps: Steps::default() };
+        let mut decoder = Decoder {
+            rows,
+            cols,
+            planes,
+            plain: None,
+            steps: Steps::default(),
+            kernel: kernel::selected(),
+        };
         match &encoding.scheme {
             Scheme::Plain => decoder.plain = Some(encoding.codes()),
             Scheme::Affine => decoder.steps = decoder.steps_of(encoding)?,
@@ -208,6 +235,12 @@ impl Decoder {
         Ok(steps)
     }
 
+    /// The same decoder with another kernel; all give the same values.
+    pub fn with_kernel(mut self, kernel: Kernel) -> Decoder {
+        self.kernel = kernel;
+        self
+    }
+
     /// Columns of a row.
     pub fn cols(&self) -> usize {
         self.cols
@@ -269,8 +302,22 @@ impl Decoder {
         out: &mut [f32],
     ) -> Result<(), DecodeError> {
         let bytes = self.plane_row(0, planes, row)?;
+        let mut scales = self.steps.scales.as_slice();
         if self.steps.table.is_some() {
             self.look_up(row, bytes, table, work, out)?;
+        } else if let (Some(ops), Some(codes)) = (self.kernel.ops(), self.code_type()) {
+            match self.steps.first_scale(&self.planes, self.cols) {
+                Some((first, block)) => {
+                    let p = &self.planes[first];
+                    work.plane.resize(p.width, 0.0);
+                    p.read(self.plane_row(first, planes, row)?, &mut work.plane, &mut work.codes);
+                    (ops.values)(codes, bytes, &work.plane, block, out);
+                    scales = &scales[1..];
+                }
+                None => {
+                    (ops.values)(codes, bytes, &[1.0], self.cols.next_multiple_of(LANES), out);
+                }
+            }
         } else {
             self.planes[0].read(bytes, out, &mut work.codes);
         }
@@ -285,7 +332,7 @@ impl Decoder {
         if let Some(zero) = self.steps.zero {
             self.spread(zero, planes, row, work, out, |v, z| v - z)?;
         }
-        for &scale in &self.steps.scales {
+        for &scale in scales {
             self.spread(scale, planes, row, work, out, |v, s| v * s)?;
         }
         if let Some((&first, rest)) = self.steps.mins.split_first() {
@@ -305,6 +352,17 @@ impl Decoder {
             hadamard(out, n);
         }
         Ok(())
+    }
+
+    /// Codes that kernels decode.
+    fn code_type(&self) -> Option<CodeType> {
+        match self.planes[0].spec.dtype {
+            DType::I8 => Some(CodeType::I8),
+            DType::I4 => Some(CodeType::I4),
+            DType::F8E4M3 => Some(CodeType::E4M3),
+            DType::F4E2M1 => Some(CodeType::E2M1),
+            _ => None,
+        }
     }
 
     /// Applies one plane's values to the columns they cover.
@@ -524,6 +582,61 @@ mod tests {
         let mut out = vec![0.0; (rows * cols) as usize];
         decoder.decode(0..rows, &planes, &mut out)?;
         Ok(out)
+    }
+
+    #[test]
+    fn every_kernel_gives_the_values_of_the_tables_for_every_code_and_any_scale() {
+        let mut state = 5u64;
+        let mut word = move || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 32) as u32
+        };
+        // A NaN may carry any bits through a product.
+        let bits = |v: &f32| if v.is_nan() { 0x7fc0_0000 } else { v.to_bits() };
+        for dtype in [DType::I8, DType::I4, DType::F8E4M3, DType::F4E2M1] {
+            let mut encodings = Vec::new();
+            for block in [0, 16, 48, 5, 512] {
+                let scale = |role, dtype, block| tiled(role, dtype, [1, block]);
+                let mut planes = vec![scale("scale", DType::F32, block)];
+                encodings.push(Encoding::affine(dtype, planes.clone()));
+                planes.push(scale("scale.1", DType::F32, 0));
+                encodings.push(Encoding::affine(dtype, planes.clone()));
+                planes.push(scale("zero", DType::I8, block));
+                encodings.push(Encoding::affine(dtype, planes));
+                encodings.push(Encoding::affine(dtype, vec![scale("zero", DType::I8, block)]));
+            }
+            for (encoding, cols) in encodings
+                .iter()
+                .flat_map(|e| [1, 7, 15, 16, 31, 37, 255, 300].map(|cols| (e, cols)))
+            {
+                let rows = 3u64;
+                let planes: Vec<Vec<u8>> = encoding
+                    .planes
+                    .iter()
+                    .enumerate()
+                    .map(|(plane, spec)| {
+                        let bytes = spec.bytes(rows, cols).expect("small");
+                        // Every code once, then scales of any bits: infinite, NaN, negative, subnormal.
+                        (0..bytes)
+                            .map(|i| if plane == 0 { i as u8 } else { word() as u8 })
+                            .collect()
+                    })
+                    .collect();
+                let planes: Vec<PlaneSlice<'_>> =
+                    planes.iter().map(|p| PlaneSlice::whole(p)).collect();
+                let decoder = Decoder::new(encoding, rows, cols).expect("legal");
+                let values = |kernel| {
+                    let mut out = vec![0.0; (rows * cols) as usize];
+                    let decoder = decoder.clone().with_kernel(kernel);
+                    decoder.decode(0..rows, &planes, &mut out).expect("whole planes");
+                    out.iter().map(bits).collect::<Vec<u32>>()
+                };
+                let want = values(Kernel::Scalar);
+                for kernel in Kernel::available() {
+                    assert!(values(kernel) == want, "{kernel}: {encoding:?}, {cols} columns");
+                }
+            }
+        }
     }
 
     #[test]

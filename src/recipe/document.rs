@@ -3,7 +3,6 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use sha2::{Digest, Sha256};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -269,7 +268,7 @@ impl Recipe {
 
     /// Sha256 of [`Recipe::to_toml`], in hex.
     pub fn digest(&self) -> String {
-        let hash = Sha256::digest(self.to_toml().as_bytes());
+        let hash = crate::hash::sha256([self.to_toml().as_bytes()]);
         hash.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
 use radpack::artifact::{Artifact, digests};
+use radpack::hash;
 
 /// What one run printed and returned.
 #[derive(Debug)]
@@ -78,7 +79,7 @@ pub fn resealed(bytes: &[u8], name: &str, change: impl FnOnce(&mut [u8])) -> Vec
         .collect();
     let encoded = digests::encode(&list);
     out[place(bytes, "radpack/digests")].copy_from_slice(&encoded);
-    let root = digests::hex(&digests::sha256([encoded.as_slice()]));
+    let root = digests::hex(&hash::sha256([encoded.as_slice()]));
     let at = out.windows(64).position(|w| w == old.as_bytes()).expect("in the strings");
     out[at..at + 64].copy_from_slice(root.as_bytes());
     out

@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rayon::prelude::*;
-
 use super::{Faults, Report, partition};
 use crate::artifact::digests::{self, EntryDigest, hex};
 use crate::artifact::errors;
@@ -15,6 +13,7 @@ use crate::artifact::manifest::Manifest;
 use crate::artifact::reader::{Artifact, Entry};
 use crate::artifact::weights::{WeightView, Weights};
 use crate::diag::count;
+use crate::hash::{self, Item};
 
 pub(super) fn check(artifact: &Artifact, faults: &mut Faults, report: &mut Report) {
     match artifact.meta_int(FORMAT_KEY) {
@@ -48,16 +47,9 @@ pub(super) fn check(artifact: &Artifact, faults: &mut Faults, report: &mut Repor
 
 /// SHA-256 of every entry, in directory order.
 fn hash_all(artifact: &Artifact) -> Vec<[u8; 32]> {
-    // The largest first, so that no thread is left with a long one at the end.
-    let mut order: Vec<usize> = (0..artifact.len()).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(artifact.entry(i).map_or(0, |e| e.plane_bytes())));
-    let mut hashed: Vec<(usize, [u8; 32])> = order
-        .into_par_iter()
-        .with_max_len(1)
-        .filter_map(|i| Some((i, digests::of_entry(&artifact.entry(i)?))))
-        .collect();
-    hashed.sort_unstable_by_key(|h| h.0);
-    hashed.into_iter().map(|h| h.1).collect()
+    let items: Vec<Item<'_>> = artifact.entries().map(|entry| digests::item(&entry)).collect();
+    // Reading a map does not fail.
+    hash::each(&items).into_iter().map(std::result::Result::unwrap_or_default).collect()
 }
 
 /// The root digest, if there is one.
@@ -176,7 +168,7 @@ fn check_manifest(
             return None;
         }
     };
-    let recipe = digests::sha256([artifact.recipe().bytes()]);
+    let recipe = hash::sha256([artifact.recipe().bytes()]);
     faults.say(m.recipe.sha256.0 == recipe, AREA, || {
         format!("recipe sha256 {}, the header's text has {}", m.recipe.sha256, hex(&recipe))
     });
@@ -307,7 +299,7 @@ fn check_files(artifact: &Artifact, m: &Manifest, actual: &[[u8; 32]], faults: &
         let (bytes, digest) = match artifact.find(&f.entry) {
             Some(e) => (e.plane_bytes(), actual.get(e.index()).copied().unwrap_or_default()),
             // An entry cannot be empty, so an empty file has none.
-            None if f.bytes == 0 => (0, digests::sha256([])),
+            None if f.bytes == 0 => (0, hash::sha256([])),
             None => {
                 faults.say(false, AREA, || format!("file `{path}`: no entry `{}`", f.entry));
                 continue;

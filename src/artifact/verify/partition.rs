@@ -1,6 +1,7 @@
 //! The table of who holds what against the directory and the manifest.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 
 use rayon::prelude::*;
 
@@ -12,6 +13,7 @@ use crate::artifact::manifest::{DeviceSummary, Manifest};
 use crate::artifact::partition::{Partition, PartitionRow};
 use crate::artifact::reader::{Artifact, Entry};
 use crate::artifact::weights::{WeightView, Weights};
+use crate::hash;
 
 const AREA: &str = "partition";
 
@@ -29,12 +31,14 @@ pub(super) fn check<'a>(artifact: &'a Artifact, faults: &mut Faults) -> Option<W
         }
     };
     let Some(table) = weights.partition() else { return Some(weights) };
+    let digests = hash::each(&weights.iter().map(WeightView::item).collect::<Vec<_>>());
     let found: Vec<Option<String>> = weights
         .iter()
         .zip(&table.weights)
+        .zip(digests)
         .collect::<Vec<_>>()
         .into_par_iter()
-        .map(|(view, row)| fault_of(view, row))
+        .map(|((view, row), digest)| fault_of(view, row, digest))
         .collect();
     for why in found.into_iter().flatten() {
         faults.say(false, AREA, || why);
@@ -45,9 +49,13 @@ pub(super) fn check<'a>(artifact: &'a Artifact, faults: &mut Faults) -> Option<W
 }
 
 /// What is wrong with the bytes of one weight.
-fn fault_of(view: &WeightView<'_>, row: &PartitionRow) -> Option<String> {
+fn fault_of(
+    view: &WeightView<'_>,
+    row: &PartitionRow,
+    digest: io::Result<[u8; 32]>,
+) -> Option<String> {
     let name = &row.name;
-    let digest = match view.digest() {
+    let digest = match digest {
         Ok(digest) => digest,
         Err(e) => return Some(format!("`{name}` cannot be put together: {e}")),
     };

@@ -11,9 +11,19 @@ use super::{CHUNKS, CodeKind, FromBf16, FromF16, FromF32, Load, Row, Run, Source
 pub(super) trait Code: Copy {
     /// Whether scales of a second level are usual.
     const SECOND: bool;
+    /// Whether codes are from −128 to 127; otherwise they are from 0 to 255.
+    const SIGNED: bool;
     fn code<S: Simd>(self, s: S, x: S::F) -> (S::I, S::F);
 }
 
+/// x plus a half of its sign: its integral part is x rounded to the nearest integer, halves away from zero.
+#[inline(always)]
+fn half_away<S: Simd>(s: S, x: S::F) -> S::F {
+    let sign = s.and(s.bits(x), s.splat_bits(1 << 31));
+    s.add(x, s.of_bits(s.or(sign, s.splat_bits(const { 0.5f32.to_bits() }))))
+}
+
+/// Integers from `lo` to `hi`.
 #[derive(Clone, Copy)]
 struct Int {
     lo: f32,
@@ -22,14 +32,30 @@ struct Int {
 
 impl Code for Int {
     const SECOND: bool = false;
+    const SIGNED: bool = true;
 
     #[inline(always)]
     fn code<S: Simd>(self, s: S, x: S::F) -> (S::I, S::F) {
-        // Half away from zero; NaN becomes `lo`.
-        let sign = s.and(s.bits(x), s.splat_bits(1 << 31));
-        let half = s.of_bits(s.or(sign, s.splat_bits(const { 0.5f32.to_bits() })));
-        let r = s.max(s.add(x, half), s.splat(self.lo));
+        // NaN becomes `lo`.
+        let r = s.max(half_away(s, x), s.splat(self.lo));
         let n = s.truncate(s.min(r, s.splat(self.hi)));
+        (n, s.float(n))
+    }
+}
+
+/// Integers from −`most` to `most`, of quotients that are numbers.
+#[derive(Clone, Copy)]
+struct Symmetric {
+    most: f32,
+}
+
+impl Code for Symmetric {
+    const SECOND: bool = false;
+    const SIGNED: bool = true;
+
+    #[inline(always)]
+    fn code<S: Simd>(self, s: S, x: S::F) -> (S::I, S::F) {
+        let n = s.truncate(s.clamp(half_away(s, x), self.most));
         (n, s.float(n))
     }
 }
@@ -40,6 +66,7 @@ pub(super) struct Small<const E: u32, const M: u32, const BY_VALUE: bool>;
 
 impl<const E: u32, const M: u32, const BY_VALUE: bool> Code for Small<E, M, BY_VALUE> {
     const SECOND: bool = E + M == 3;
+    const SIGNED: bool = false;
 
     #[inline(always)]
     fn code<S: Simd>(self, s: S, x: S::F) -> (S::I, S::F) {
@@ -63,6 +90,8 @@ impl<const E: u32, const M: u32, const BY_VALUE: bool> Code for Small<E, M, BY_V
 /// Codes of 16 columns as they are stored, in `N` bytes.
 trait Pack<const N: usize>: Copy {
     fn pack<S: Simd>(self, s: S, codes: S::I) -> [u8; N];
+    /// Of four times 16 columns, together.
+    fn pack_four<S: Simd, C: Code>(self, s: S, codes: [S::I; 4], out: &mut [[u8; N]; 4]);
 }
 
 /// One a byte.
@@ -74,6 +103,17 @@ impl Pack<16> for Bytes {
     fn pack<S: Simd>(self, s: S, codes: S::I) -> [u8; 16] {
         s.store_bytes(codes)
     }
+
+    #[inline(always)]
+    fn pack_four<S: Simd, C: Code>(self, s: S, codes: [S::I; 4], out: &mut [[u8; 16]; 4]) {
+        if C::SIGNED {
+            out.as_flattened_mut().copy_from_slice(&s.store_64_signed(codes));
+        } else {
+            for (out, codes) in out.iter_mut().zip(codes) {
+                *out = s.store_bytes(codes);
+            }
+        }
+    }
 }
 
 /// Pairs of 4-bit codes in a byte, the first in the low half.
@@ -84,6 +124,15 @@ impl Pack<8> for Nibbles {
     #[inline(always)]
     fn pack<S: Simd>(self, s: S, codes: S::I) -> [u8; 8] {
         s.store_nibbles(codes)
+    }
+
+    #[inline(always)]
+    fn pack_four<S: Simd, C: Code>(self, s: S, codes: [S::I; 4], out: &mut [[u8; 8]; 4]) {
+        let bytes = match C::SIGNED {
+            true => s.store_64_nibbles::<true>(codes),
+            false => s.store_64_nibbles::<false>(codes),
+        };
+        out.as_flattened_mut().copy_from_slice(&bytes);
     }
 }
 
@@ -111,6 +160,12 @@ fn codes_of<const B: usize, S: Simd>(
     out: &mut [u8],
 ) -> Lanes {
     match kind {
+        CodeKind::Int { lo, hi, half: false } if lo == -hi => {
+            row_codes(s, Symmetric { most: hi }, source, Bytes, row, out)
+        }
+        CodeKind::Int { lo, hi, half: true } if lo == -hi => {
+            row_codes(s, Symmetric { most: hi }, source, Nibbles, row, out)
+        }
         CodeKind::Int { lo, hi, half: false } => {
             row_codes(s, Int { lo, hi }, source, Bytes, row, out)
         }
@@ -146,6 +201,52 @@ impl<S: Simd, C: Code, L, P> Chunk<S, C, L, P> {
         L: Load<B>,
         P: Pack<N>,
     {
+        self.packing.pack(self.s, self.code(run, bytes, scale, inverse))
+    }
+
+    /// The chunks of a run from chunk `at` of the row, under one scale or each under its own.
+    #[inline(always)]
+    fn encode_run<const ONE: bool, const B: usize, const N: usize>(
+        self,
+        run: &mut Run<S>,
+        row: &Row<'_>,
+        at: usize,
+        bytes: &[[u8; B]; CHUNKS],
+        out: &mut [[u8; N]; CHUNKS],
+    ) where
+        L: Load<B>,
+        P: Pack<N>,
+    {
+        let one = row.scale(at);
+        if !S::PACKS_FOUR {
+            for k in 0..CHUNKS {
+                let (scale, inverse) = if ONE { one } else { row.scale(at + k) };
+                out[k] = self.encode::<B, N>(run, &bytes[k], scale, inverse);
+            }
+            return;
+        }
+        for (q, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let mut codes = [self.s.splat_bits(0); 4];
+            for k in 0..4 {
+                let n = 4 * q + k;
+                let (scale, inverse) = if ONE { one } else { row.scale(at + n) };
+                codes[k] = self.code(run, &bytes[n], scale, inverse);
+            }
+            self.packing.pack_four::<S, C>(self.s, codes, out);
+        }
+    }
+
+    #[inline(always)]
+    fn code<const B: usize>(
+        self,
+        run: &mut Run<S>,
+        bytes: &[u8; B],
+        scale: f32,
+        inverse: f32,
+    ) -> S::I
+    where
+        L: Load<B>,
+    {
         let s = self.s;
         let v = self.source.load(s, bytes);
         let x = if S::ANY_ROW && inverse > f32::MAX {
@@ -159,14 +260,14 @@ impl<S: Simd, C: Code, L, P> Chunk<S, C, L, P> {
         let first = s.mul(value, s.splat(scale));
         let two = S::ANY_ROW || C::SECOND;
         run.add(s, v, if two { s.mul(first, s.splat(self.second)) } else { first });
-        self.packing.pack(s, code)
+        code
     }
 }
 
 #[inline(always)]
-fn row_codes<const B: usize, const N: usize, S: Simd>(
+fn row_codes<const B: usize, const N: usize, S: Simd, C: Code>(
     s: S,
-    kind: impl Code,
+    kind: C,
     source: impl Load<B>,
     packing: impl Pack<N>,
     row: &Row<'_>,
@@ -181,9 +282,11 @@ fn row_codes<const B: usize, const N: usize, S: Simd>(
     let (out_runs, outs) = out.as_chunks_mut::<N>().0.as_chunks_mut::<CHUNKS>();
     for (i, (bytes, out)) in runs.iter().zip(out_runs).enumerate() {
         let mut run = Run::new(s);
-        for k in 0..CHUNKS {
-            let (scale, inverse) = row.scale(i * CHUNKS + k);
-            out[k] = chunk.encode::<B, N>(&mut run, &bytes[k], scale, inverse);
+        // A scale that all of the run's columns share is looked up once.
+        if row.shift >= const { CHUNKS.trailing_zeros() } {
+            chunk.encode_run::<true, B, N>(&mut run, row, i * CHUNKS, bytes, out);
+        } else {
+            chunk.encode_run::<false, B, N>(&mut run, row, i * CHUNKS, bytes, out);
         }
         run.end(s, &mut sums);
     }

@@ -10,16 +10,19 @@
 //! | `codes` | codes under given scales, packed |
 //! | `scales` | scales of blocks |
 //! | `cast` | plain types |
+//! | `values` | values of codes |
 
 mod cast;
 mod codes;
 mod scales;
+mod values;
 
 use crate::num::mini;
 
 use cast::cast;
 use codes::codes;
 use scales::scales;
+use values::values;
 
 use super::error::{Lanes, RUN};
 use super::simd::{LANES, Portable, Simd};
@@ -53,6 +56,15 @@ pub(super) enum CodeKind {
     },
     E4M3,
     E5M2,
+    E2M1,
+}
+
+/// Code types that vector kernels decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CodeType {
+    I8,
+    I4,
+    E4M3,
     E2M1,
 }
 
@@ -129,6 +141,8 @@ pub(super) struct Ops {
     pub codes: fn(CodeKind, Source, &Row<'_>, &mut [u8]) -> Lanes,
     /// A row converted to a plain type, and its error sums.
     pub cast: fn(Target, Source, &[u8], &mut [u8]) -> Lanes,
+    /// Values of packed codes times the scales of their blocks, one for so many columns, which are a multiple of 16.
+    pub values: fn(CodeType, &[u8], &[f32], usize, &mut [f32]),
     /// Error sums of a row of values and what they decode to.
     pub error: fn(&[f32], &[f32]) -> Lanes,
 }
@@ -178,6 +192,16 @@ fn peaks<S: Simd>(s: S, source: Source, bytes: &[u8], block: usize, out: &mut [u
                 *out = (*out).max(bits(s.peak_of_16_halves(bytes)));
             }
             return;
+        }
+        let (mut bytes, mut out) = (bytes, out);
+        if block == 128 {
+            // The usual block, whose length is known to the compiler here.
+            let (blocks, bytes_rest) = bytes.as_chunks::<256>();
+            let (outs, out_rest) = out.split_at_mut(blocks.len().min(out.len()));
+            for (bytes, out) in blocks.iter().zip(outs) {
+                *out = (*out).max(bits(s.peak_of_halves(bytes.as_chunks::<64>().0)));
+            }
+            (bytes, out) = (bytes_rest, out_rest);
         }
         for (bytes, out) in bytes.chunks(2 * block).zip(out) {
             let (chunks, rest) = bytes.as_chunks::<64>();
@@ -275,6 +299,9 @@ pub(super) mod portable {
         scales: |kind, second, peaks, out| super::scales(Portable, kind, second, peaks, out),
         codes: |kind, source, row, out| super::codes(Portable, kind, source, row, out),
         cast: |target, source, bytes, out| super::cast(Portable, target, source, bytes, out),
+        values: |codes, bytes, scales, block, out| {
+            super::values(Portable, codes, bytes, scales, block, out);
+        },
         error: |values, decoded| super::error(Portable, values, decoded),
     };
 }
@@ -284,7 +311,7 @@ pub(super) mod portable {
 macro_rules! compiled_for {
     ($name:ident, $simd:ident, $features:literal) => {
         pub(super) mod $name {
-            use super::{CodeKind, Lanes, Ops, Row, ScaleKind, Scales, Source, Target};
+            use super::{CodeKind, CodeType, Lanes, Ops, Row, ScaleKind, Scales, Source, Target};
             use crate::quantize::simd::$simd;
 
             #[target_feature(enable = $features)]
@@ -320,6 +347,18 @@ macro_rules! compiled_for {
             }
 
             #[target_feature(enable = $features)]
+            fn values(
+                s: $simd,
+                codes: CodeType,
+                bytes: &[u8],
+                scales: &[f32],
+                block: usize,
+                out: &mut [f32],
+            ) {
+                super::values(s, codes, bytes, scales, block, out);
+            }
+
+            #[target_feature(enable = $features)]
             fn error(s: $simd, values: &[f32], decoded: &[f32]) -> Lanes {
                 super::error(s, values, decoded)
             }
@@ -345,6 +384,10 @@ macro_rules! compiled_for {
                 cast: |target, source, bytes, out| {
                     // SAFETY: as above.
                     unsafe { cast($simd::assumed(), target, source, bytes, out) }
+                },
+                values: |codes, bytes, scales, block, out| {
+                    // SAFETY: as above.
+                    unsafe { values($simd::assumed(), codes, bytes, scales, block, out) }
                 },
                 error: |values, decoded| {
                     // SAFETY: as above.

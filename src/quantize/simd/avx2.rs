@@ -240,6 +240,30 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; LANES]) -> [__m256i; 2] {
+        // SAFETY: `self` exists only where the processor has the instructions. The reference covers what is read.
+        unsafe {
+            let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
+            [_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))]
+        }
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, bytes: &[u8; 8]) -> [__m256i; 2] {
+        // SAFETY: `self` exists only where the processor has the instructions.
+        unsafe {
+            let bytes = _mm_cvtsi64_si128(i64::from_le_bytes(*bytes));
+            [bytes, _mm_srli_si128::<4>(bytes)].map(|four| {
+                let wide = _mm256_cvtepu8_epi64(four);
+                // A byte becomes 64 bits, whose upper half is for the upper half of the byte.
+                let upper =
+                    _mm256_slli_epi64::<28>(_mm256_and_si256(wide, _mm256_set1_epi64x(0xf0)));
+                _mm256_or_si256(_mm256_and_si256(wide, _mm256_set1_epi64x(15)), upper)
+            })
+        }
+    }
+
+    #[inline(always)]
     fn store_halves(self, x: [__m256i; 2]) -> [u8; 32] {
         // SAFETY: `self` exists only where the processor has the instructions. Both types are 32 bytes, any of which are legal.
         unsafe {

@@ -27,7 +27,27 @@ impl Avx512 {
     }
 }
 
+/// The lanes of four registers as bytes, in order.
+///
+/// # Safety
+/// [`Avx512::runs`].
+#[inline(always)]
+unsafe fn bytes_of_four<const SIGNED: bool>([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bytes = if SIGNED {
+            _mm512_packs_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d))
+        } else {
+            _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d))
+        };
+        // Packing works within quarters: each holds four bytes of a, of b, of c and of d.
+        let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        _mm512_permutexvar_epi32(order, bytes)
+    }
+}
+
 impl Simd for Avx512 {
+    const PACKS_FOUR: bool = true;
     type F = __m512;
     type I = __m512i;
 
@@ -110,6 +130,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn clamp(self, x: __m512, most: f32) -> __m512 {
+        // SAFETY: `self` exists only where the processor has the instructions. The smaller magnitude, with the sign of x.
+        unsafe { _mm512_range_ps::<0b0010>(x, _mm512_set1_ps(most)) }
+    }
+
+    #[inline(always)]
     fn if_less(self, a: __m512, b: __m512, x: __m512i, y: __m512i) -> __m512i {
         // SAFETY: `self` exists only where the processor has the instructions.
         unsafe { _mm512_mask_blend_epi32(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x) }
@@ -188,6 +214,23 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; LANES]) -> __m512i {
+        // SAFETY: `self` exists only where the processor has the instructions. The reference covers what is read.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(bytes.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, bytes: &[u8; 8]) -> __m512i {
+        // SAFETY: `self` exists only where the processor has the instructions.
+        unsafe {
+            let wide = _mm512_cvtepu8_epi64(_mm_cvtsi64_si128(i64::from_le_bytes(*bytes)));
+            // A byte becomes 64 bits, whose upper half is for the upper half of the byte.
+            let upper = _mm512_slli_epi64::<28>(_mm512_and_si512(wide, _mm512_set1_epi64(0xf0)));
+            _mm512_or_si512(_mm512_and_si512(wide, _mm512_set1_epi64(15)), upper)
+        }
+    }
+
+    #[inline(always)]
     fn store_halves(self, x: __m512i) -> [u8; 32] {
         // SAFETY: `self` exists only where the processor has the instructions. Both types are 32 bytes, any of which are legal.
         unsafe { std::mem::transmute::<__m256i, [u8; 32]>(_mm512_cvtepi32_epi16(x)) }
@@ -207,6 +250,23 @@ impl Simd for Avx512 {
             // A pair is 64 bits, of which the upper half moves down beside the lower.
             let pairs = _mm512_or_si512(low, _mm512_srli_epi64::<28>(low));
             _mm_cvtsi128_si64(_mm512_cvtepi64_epi8(pairs)).to_le_bytes()
+        }
+    }
+
+    #[inline(always)]
+    fn store_64_signed(self, x: [__m512i; 4]) -> [u8; 64] {
+        // SAFETY: `self` exists only where the processor has the instructions. Both types are 64 bytes, any of which are legal.
+        unsafe { std::mem::transmute::<__m512i, [u8; 64]>(bytes_of_four::<true>(x)) }
+    }
+
+    #[inline(always)]
+    fn store_64_nibbles<const SIGNED: bool>(self, x: [__m512i; 4]) -> [u8; 32] {
+        // SAFETY: `self` exists only where the processor has the instructions. Both types are 32 bytes, any of which are legal.
+        unsafe {
+            let bytes = _mm512_and_si512(bytes_of_four::<SIGNED>(x), _mm512_set1_epi8(15));
+            // The first of a pair once, the second 16 times.
+            let pairs = _mm512_maddubs_epi16(bytes, _mm512_set1_epi16(0x1001));
+            std::mem::transmute::<__m256i, [u8; 32]>(_mm512_cvtepi16_epi8(pairs))
         }
     }
 

@@ -25,6 +25,8 @@ pub(super) const LANES: usize = 16;
 pub(super) trait Simd: Copy {
     /// Whether kernels for it take rows of every kind, at the price of some speed.
     const ANY_ROW: bool = false;
+    /// Whether four times 16 codes are packed faster together.
+    const PACKS_FOUR: bool = false;
     /// 16 × f32.
     type F: Copy;
     /// 16 × u32.
@@ -47,6 +49,11 @@ pub(super) trait Simd: Copy {
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
     /// `if a < b { a } else { b }`
     fn min(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `max(min(x, most), −most)` of a number x and a positive `most`.
+    #[inline(always)]
+    fn clamp(self, x: Self::F, most: f32) -> Self::F {
+        self.min(self.max(x, self.splat(-most)), self.splat(most))
+    }
     /// `if a < b { x } else { y }`
     fn if_less(self, a: Self::F, b: Self::F, x: Self::I, y: Self::I) -> Self::I;
 
@@ -69,12 +76,38 @@ pub(super) trait Simd: Copy {
 
     /// 16 little-endian u16.
     fn load_halves(self, bytes: &[u8; 32]) -> Self::I;
+    /// 16 u8.
+    fn load_bytes(self, bytes: &[u8; LANES]) -> Self::I;
+    /// 16 half bytes, the low half of each byte first.
+    fn load_nibbles(self, bytes: &[u8; 8]) -> Self::I;
     /// The low halves of the lanes.
     fn store_halves(self, x: Self::I) -> [u8; 32];
     /// The low bytes of the lanes.
     fn store_bytes(self, x: Self::I) -> [u8; LANES];
     /// The low four bits of the lanes, two a byte, the first in the low half.
     fn store_nibbles(self, x: Self::I) -> [u8; 8];
+
+    /// [`Simd::store_bytes`] of four times 16 lanes, all of them from −128 to 127.
+    #[inline(always)]
+    fn store_64_signed(self, x: [Self::I; 4]) -> [u8; 64] {
+        let mut bytes = [0; 64];
+        let parts = bytes.as_chunks_mut::<LANES>().0.iter_mut();
+        for (part, x) in parts.zip(x) {
+            *part = self.store_bytes(x);
+        }
+        bytes
+    }
+
+    /// [`Simd::store_nibbles`] of four times 16 lanes, all of them from −128 to 127 (`SIGNED`) or from 0 to 255.
+    #[inline(always)]
+    fn store_64_nibbles<const SIGNED: bool>(self, x: [Self::I; 4]) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        let parts = bytes.as_chunks_mut::<8>().0.iter_mut();
+        for (part, x) in parts.zip(x) {
+            *part = self.store_nibbles(x);
+        }
+        bytes
+    }
 
     /// Largest of 16 u16 without their top bits.
     fn peak_of_16_halves(self, bytes: &[u8; 32]) -> u16;
@@ -139,6 +172,22 @@ pub(super) trait Simd: Copy {
         }
     }
 
+    /// [`mini::decode`] of magnitudes.
+    #[inline(always)]
+    fn decode<const E: u32, const M: u32>(self, magnitude: Self::I) -> Self::F {
+        const { assert!(M == 1 || M == 3) }
+        let a = match M {
+            1 => self.shl::<22>(magnitude),
+            _ => self.shl::<20>(magnitude),
+        };
+        // As a fraction of the smallest normal, which is taken away again.
+        let least = const { mini::pow2(1 - mini::bias(E)) };
+        let small = self.of_bits(self.or(a, self.splat_bits(least.to_bits())));
+        let small = self.bits(self.sub(small, self.splat(least)));
+        let normal = self.plus(a, self.splat_bits(((127 - mini::bias(E)) as u32) << 23));
+        self.of_bits(self.if_zero(self.shr::<23>(a), small, normal))
+    }
+
     /// [`mini::encode`]
     #[inline(always)]
     fn encode<const E: u32, const M: u32>(self, a: Self::F, max: f32) -> (Self::I, Self::F) {
@@ -200,9 +249,19 @@ mod tests {
                 s.bits(s.splat(f32::from_bits(a[3]))),
             ];
             out.extend(ints.into_iter().flat_map(|v| s.store_bits(v)));
+            out.extend(s.store(s.clamp(moderate, 127.0)).map(f32::to_bits));
+            let (signed, codes) = (s.truncate(s.clamp(moderate, 127.0)), s.shr::<24>(x));
+            let four = [signed, s.truncate(s.splat(-128.0)), s.truncate(s.splat(127.0)), signed];
+            out.extend(s.store_64_signed(four).map(u32::from));
+            out.extend(s.store_64_nibbles::<true>(four).map(u32::from));
+            let four = [codes, s.shr::<24>(y), s.splat_bits(255), codes];
+            out.extend(s.store_64_nibbles::<false>(four).map(u32::from));
             let bytes: [u8; 64] = std::array::from_fn(|i| a[i / 4].to_le_bytes()[i % 4]);
             let halves: [u8; 32] = std::array::from_fn(|i| bytes[i]);
             out.extend(s.store_bits(s.load_halves(&halves)));
+            let lines = bytes.as_chunks::<LANES>().0;
+            out.extend(s.store_bits(s.load_bytes(&lines[round % 4])));
+            out.extend(s.store_bits(s.load_nibbles(&lines[1].as_chunks::<8>().0[round % 2])));
             out.extend(s.store_halves(x).map(u32::from));
             out.extend(s.store_bytes(x).map(u32::from));
             out.extend(s.store_nibbles(x).map(u32::from));
@@ -217,7 +276,10 @@ mod tests {
     #[test]
     fn every_instruction_set_computes_what_arrays_compute() {
         let want = all(Portable);
-        assert_eq!(want.len(), 400 * (8 * 16 + 10 * 16 + 16 + 32 + 16 + 8 + 64 + 3));
+        assert_eq!(
+            want.len(),
+            400 * (8 * 16 + 11 * 16 + 64 + 32 + 32 + 16 + 32 + 32 + 16 + 8 + 64 + 3)
+        );
         #[cfg(target_arch = "x86_64")]
         {
             if Avx2::runs() {
@@ -244,6 +306,14 @@ mod tests {
                 }
             }
         }
+        fn back<const E: u32, const M: u32>(s: Portable) {
+            for code in 0..1 << (E + M) {
+                let value = s.store(s.decode::<E, M>(s.splat_bits(code)))[5];
+                assert_eq!(value.to_bits(), mini::decode(E, M, code).to_bits(), "{code}");
+            }
+        }
+        back::<4, 3>(Portable);
+        back::<2, 1>(Portable);
         check::<4, 3>(Portable);
         check::<5, 2>(Portable);
         check::<2, 1>(Portable);

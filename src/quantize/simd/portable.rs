@@ -171,6 +171,19 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; LANES]) -> [u32; LANES] {
+        bytes.map(u32::from)
+    }
+
+    #[inline(always)]
+    fn load_nibbles(self, bytes: &[u8; 8]) -> [u32; LANES] {
+        let mut out = [0; LANES];
+        let pairs = out.as_chunks_mut::<2>().0;
+        pairs.iter_mut().zip(bytes).for_each(|(o, b)| *o = [b & 15, b >> 4].map(u32::from));
+        out
+    }
+
+    #[inline(always)]
     fn store_halves(self, x: [u32; LANES]) -> [u8; 32] {
         let mut out = [0; 32];
         let halves = out.as_chunks_mut::<2>().0;

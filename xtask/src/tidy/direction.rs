@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Source;
 use super::code::{Token, tokens};
 
-const FOUNDATION: &[&str] = &["model", "num", "tensor", "diag"];
+const FOUNDATION: &[&str] = &["model", "num", "tensor", "diag", "hash"];
 
 /// Stages in pipeline order. Each may name the foundation and the roots of the stages before it, except where
 /// [`TABLE`] says less.
@@ -28,10 +28,11 @@ const STAGES: &[&str] = &[
 pub const TABLE: &[(&str, &[&str])] = &[
     ("diag", &[]),
     ("tensor", &["diag"]),
+    ("hash", &[]),
     ("num", &["tensor", "diag"]),
     ("model", &["tensor", "diag"]),
     // Readers of the container work without the compiler.
-    ("artifact", &["tensor", "diag"]),
+    ("artifact", &["tensor", "diag", "hash"]),
 ];
 
 /// What a module may name; `None` for one that has no row.

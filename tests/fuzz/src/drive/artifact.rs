@@ -20,6 +20,7 @@ use radpack::card::{self, Additions};
 use radpack::checkpoint::{Checkpoint, OpenOptions};
 use radpack::estimate::{self, MemoryModel};
 use radpack::graph::{WireIndex, WireProgram};
+use radpack::hash;
 use radpack::pipeline::{self, ConvertOptions, Request, Unwatched};
 use radpack::quantize::{StoredWeight, verify_decodes};
 use radpack::recipe::{Profile, Recipe};
@@ -100,7 +101,7 @@ pub fn entries(input: &[u8]) -> Outcome {
 fn sealed(mut contents: Contents, bytes: &BTreeMap<String, Vec<u8>>) -> Result<Vec<u8>, String> {
     canonical_order(&mut contents.entries);
     let list = |entries: &[EntrySpec]| -> Vec<EntryDigest> {
-        let of = |name: &str| digests::sha256(bytes.get(name).map(Vec::as_slice));
+        let of = |name: &str| hash::sha256(bytes.get(name).map(Vec::as_slice));
         entries.iter().map(|e| EntryDigest { name: e.name.clone(), sha256: of(&e.name) }).collect()
     };
     let list = digests::encode(&list(&contents.entries));
@@ -109,7 +110,7 @@ fn sealed(mut contents: Contents, bytes: &BTreeMap<String, Vec<u8>>) -> Result<V
     contents.entries.push(own);
     canonical_order(&mut contents.entries);
     let layout = Layout::plan(&contents).map_err(|f| f.to_string())?;
-    let root = digests::hex(&digests::sha256([list.as_slice()]));
+    let root = digests::hex(&hash::sha256([list.as_slice()]));
     let mut file = layout.tables_with(DIGEST_KEY, &root).ok_or("a second root digest")?;
     file.resize(layout.file_bytes() as usize, 0);
     for (entry, content) in bytes.iter().chain([(&name, &list)]) {
@@ -190,7 +191,7 @@ fn printed(artifact: &Artifact, bytes: &[u8]) {
         let again = Manifest::parse(&manifest.to_bytes());
         assert_eq!(again.as_ref(), Ok(manifest), "a manifest is written as it was read");
     }
-    let digest = digests::sha256([bytes]);
+    let digest = hash::sha256([bytes]);
     let additions = Additions {
         file_name: "model.rad".to_owned(),
         sha256: digests::hex(&digest),
@@ -222,7 +223,7 @@ fn printed(artifact: &Artifact, bytes: &[u8]) {
 /// One binary section, by the first byte: what is accepted is written as it was.
 pub fn sections(input: &[u8]) -> Outcome {
     let Some((kind, bytes)) = input.split_first() else { return Err("no kind".to_owned()) };
-    let digest = digests::sha256([bytes]);
+    let digest = hash::sha256([bytes]);
     let same = |again: Vec<u8>| assert_eq!(again, bytes, "the bytes that were read");
     match kind % 6 {
         0 => {

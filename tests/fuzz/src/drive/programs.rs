@@ -1,7 +1,8 @@
 //! Programs from their stored form: text, verification, arenas, StableHLO.
 
-use radpack::artifact::{codec, digests::sha256};
+use radpack::artifact::codec;
 use radpack::graph::{self, Text, WireIndex, WireProgram};
+use radpack::hash::sha256;
 use radpack::tensor::{DType, Encoding};
 
 use super::Outcome;

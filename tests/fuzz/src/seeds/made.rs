@@ -5,6 +5,7 @@ use radpack::artifact::part::{Part, PartEntry, PartWeight};
 use radpack::artifact::{Artifact, Weights, codec, digests};
 use radpack::estimate::{self, Estimate, MemoryModel};
 use radpack::graph::{WireIndex, WireProgram};
+use radpack::hash;
 use radpack::recipe::Profile;
 use radpack_fuzz::drive::archive::pack;
 use radpack_fuzz::drive::converted;
@@ -108,7 +109,7 @@ fn file(seeds: &mut Seeds, bytes: &[u8]) {
 /// All programs together, and each alone.
 fn programs(seeds: &mut Seeds, artifact: &Artifact) {
     let decoded =
-        |name: &str| artifact.find(name).map(|e| (e.plane(0), digests::sha256([e.plane(0)])));
+        |name: &str| artifact.find(name).map(|e| (e.plane(0), hash::sha256([e.plane(0)])));
     let Some((bytes, digest)) = decoded(GRAPHS_ENTRY) else { return };
     let index: WireIndex = codec::decode(bytes, &digest).expect("an index");
     let sections: Vec<WireProgram> = index
