@@ -20,6 +20,7 @@ use radpack::artifact::manifest::Sha256Hex;
 use radpack::artifact::{Artifact, codec, digests};
 use radpack::card::{self, Additions};
 use radpack::checkpoint::{Checkpoint, OpenOptions};
+use radpack::hash::sha256;
 use radpack::pipeline::{self, Plan, Request, Sources};
 use radpack::{graph, recipe};
 use tempfile::tempdir;
@@ -48,7 +49,7 @@ fn digest(plan: &Plan) -> String {
     let mut all = vec![plan.layout.tables().to_vec(), plan.manifest.to_bytes()];
     all.push(codec::encode(&index));
     all.extend(programs.iter().map(codec::encode));
-    digests::hex(&digests::sha256(all.iter().map(Vec::as_slice)))
+    digests::hex(&sha256(all.iter().map(Vec::as_slice)))
 }
 
 /// The file that a plan describes, with holes for weights and programs. The digests of large source files stay zero.
@@ -61,7 +62,7 @@ fn stand_in(plan: &Plan, folder: &Path, out: &Path) -> Artifact {
             None => (MODEL, file.path.as_str()),
         };
         let bytes = fs::read(folder.join(model).join(name)).expect("a small file");
-        known.insert(file.path.clone(), digests::sha256([bytes.as_slice()]));
+        known.insert(file.path.clone(), sha256([bytes.as_slice()]));
     }
     manifest.set_digests(&known.iter().map(|(path, digest)| (path.as_str(), *digest)).collect());
     let quantized = plan.assignment.quantized(&plan.table);
