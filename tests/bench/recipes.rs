@@ -128,7 +128,9 @@ fn patterns(kind: &str, i: usize) -> String {
         // One name.
         "names" => format!("model.layers.{layer}.mlp.experts.{i}.down_proj.weight"),
         // Some names of one layer, or one expert of all.
-        "layers" if i.is_multiple_of(2) => format!("model.layers.{layer}.*.{{gate,up}}_proj.weight"),
+        "layers" if i.is_multiple_of(2) => {
+            format!("model.layers.{layer}.*.{{gate,up}}_proj.weight")
+        }
         "layers" => format!("*.experts.{i}.down_proj.weight"),
         // Nothing between dots tells which names come in question.
         "globs" => format!("*.experts.*{i}.?*_proj.weight"),
