@@ -43,21 +43,67 @@ impl SparseArgs {
     }
 }
 
-/// A model of a trillion parameters that nobody published: 60 layers of 384 experts.
-pub const TRILLION: &str = "moe-1t";
+/// A mixture of experts that nobody published.
+struct Mixture {
+    name: &'static str,
+    layers: u32,
+    experts: u32,
+    hidden: u32,
+    /// Rows of an expert's gate.
+    width: u32,
+    vocab: u32,
+    heads: u32,
+    kv_heads: u32,
+}
 
-/// Writes the sparse checkpoint of a model listed in `fixtures/gemma4`, or of [`TRILLION`], into `out`.
+/// A trillion parameters; 50,688 experts' matrices of 16 KiB; as many bytes of experts in 396 matrices.
+const MIXTURES: [Mixture; 3] = [
+    Mixture {
+        name: "moe-1t",
+        layers: 60,
+        experts: 384,
+        hidden: 7168,
+        width: 2048,
+        vocab: 163_840,
+        heads: 64,
+        kv_heads: 8,
+    },
+    Mixture {
+        name: "moe-50k",
+        layers: 44,
+        experts: 384,
+        hidden: 128,
+        width: 64,
+        vocab: 1024,
+        heads: 1,
+        kv_heads: 1,
+    },
+    Mixture {
+        name: "moe-400",
+        layers: 44,
+        experts: 3,
+        hidden: 1024,
+        width: 1024,
+        vocab: 1024,
+        heads: 1,
+        kv_heads: 1,
+    },
+];
+
+/// Writes the sparse checkpoint of a model listed in `fixtures/gemma4`, or of a mixture that nobody published, into `out`.
 pub fn sparse(model: &str, out: &Path, options: SparseOptions) -> Result<SparseSummary> {
     let published = testkit::fixtures().join("gemma4");
-    let (shapes, config) = if model == TRILLION {
-        trillion(&testkit::target().join(TRILLION))?
+    let mixture = MIXTURES.iter().find(|m| m.name == model);
+    let (shapes, config) = if let Some(mixture) = mixture {
+        mixture.write(&testkit::target().join(mixture.name))?
     } else {
         let shapes = published.join("shapes").join(format!("{model}.tsv"));
         (shapes, published.join("configs").join(format!("{model}.json")))
     };
     if !shapes.is_file() || !config.is_file() {
         let known = published_models(&published)?.join(", ");
-        return Err(format!("{model} is none of {known}, {TRILLION}"));
+        let mixtures = MIXTURES.map(|m| m.name).join(", ");
+        return Err(format!("{model} is none of {known}, {mixtures}"));
     }
     let made = testkit::sparse(&shapes, &config, out, options)?;
     eprintln!(
@@ -70,50 +116,52 @@ pub fn sparse(model: &str, out: &Path, options: SparseOptions) -> Result<SparseS
     Ok(made)
 }
 
-/// Shapes and config of [`TRILLION`], written into `folder`: a Qwen 3 mixture of experts, 1.02 · 10^12 parameters.
-fn trillion(folder: &Path) -> Result<(PathBuf, PathBuf)> {
-    let (layers, experts, hidden, width, vocab) = (60, 384, 7168, 2048, 163_840);
-    let (heads, kv_heads, head) = (64, 8, 128);
-    let mut shapes = format!("model.embed_tokens.weight\tBF16\t[{vocab}, {hidden}]\n");
-    let mut tensor = |name: String, shape: &[u32]| {
-        shapes.push_str(&format!("{name}.weight\tBF16\t{shape:?}\n"));
-    };
-    for layer in 0..layers {
-        let at = format!("model.layers.{layer}");
-        tensor(format!("{at}.input_layernorm"), &[hidden]);
-        tensor(format!("{at}.post_attention_layernorm"), &[hidden]);
-        for (name, rows) in [("q", heads), ("k", kv_heads), ("v", kv_heads)] {
-            tensor(format!("{at}.self_attn.{name}_proj"), &[rows * head, hidden]);
-        }
-        tensor(format!("{at}.self_attn.o_proj"), &[hidden, heads * head]);
-        tensor(format!("{at}.self_attn.q_norm"), &[head]);
-        tensor(format!("{at}.self_attn.k_norm"), &[head]);
-        tensor(format!("{at}.mlp.gate"), &[experts, hidden]);
-        for expert in 0..experts {
-            for (name, shape) in
-                [("gate", [width, hidden]), ("up", [width, hidden]), ("down", [hidden, width])]
-            {
-                tensor(format!("{at}.mlp.experts.{expert}.{name}_proj"), &shape);
+impl Mixture {
+    /// Shapes and config, written into `folder`: a Qwen 3 mixture of experts.
+    fn write(&self, folder: &Path) -> Result<(PathBuf, PathBuf)> {
+        let &Mixture { layers, experts, hidden, width, vocab, heads, kv_heads, .. } = self;
+        let head = 128;
+        let mut shapes = format!("model.embed_tokens.weight\tBF16\t[{vocab}, {hidden}]\n");
+        let mut tensor = |name: String, shape: &[u32]| {
+            shapes.push_str(&format!("{name}.weight\tBF16\t{shape:?}\n"));
+        };
+        for layer in 0..layers {
+            let at = format!("model.layers.{layer}");
+            tensor(format!("{at}.input_layernorm"), &[hidden]);
+            tensor(format!("{at}.post_attention_layernorm"), &[hidden]);
+            for (name, rows) in [("q", heads), ("k", kv_heads), ("v", kv_heads)] {
+                tensor(format!("{at}.self_attn.{name}_proj"), &[rows * head, hidden]);
+            }
+            tensor(format!("{at}.self_attn.o_proj"), &[hidden, heads * head]);
+            tensor(format!("{at}.self_attn.q_norm"), &[head]);
+            tensor(format!("{at}.self_attn.k_norm"), &[head]);
+            tensor(format!("{at}.mlp.gate"), &[experts, hidden]);
+            for expert in 0..experts {
+                for (name, shape) in
+                    [("gate", [width, hidden]), ("up", [width, hidden]), ("down", [hidden, width])]
+                {
+                    tensor(format!("{at}.mlp.experts.{expert}.{name}_proj"), &shape);
+                }
             }
         }
+        tensor("model.norm".to_owned(), &[hidden]);
+        tensor("lm_head".to_owned(), &[vocab, hidden]);
+        let config = json!({
+            "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "torch_dtype": "bfloat16",
+            "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 4 * hidden,
+            "moe_intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "head_dim": head, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+            "attention_bias": false, "max_position_embeddings": 131_072, "sliding_window": null,
+            "use_sliding_window": false, "tie_word_embeddings": false, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "norm_topk_prob": true, "num_experts": experts, "num_experts_per_tok": experts.min(8),
+            "rope_theta": 1_000_000.0, "rope_scaling": null, "bos_token_id": 1, "eos_token_id": 2,
+        });
+        std::fs::create_dir_all(folder).map_err(testkit::at(folder))?;
+        let files = (folder.join("shapes.tsv"), folder.join("config.json"));
+        std::fs::write(&files.0, shapes).map_err(testkit::at(&files.0))?;
+        std::fs::write(&files.1, format!("{config:#}\n")).map_err(testkit::at(&files.1))?;
+        Ok(files)
     }
-    tensor("model.norm".to_owned(), &[hidden]);
-    tensor("lm_head".to_owned(), &[vocab, hidden]);
-    let config = json!({
-        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "torch_dtype": "bfloat16",
-        "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": 4 * hidden,
-        "moe_intermediate_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "head_dim": head, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-        "attention_bias": false, "max_position_embeddings": 131_072, "sliding_window": null,
-        "use_sliding_window": false, "tie_word_embeddings": false, "decoder_sparse_step": 1,
-        "mlp_only_layers": [], "norm_topk_prob": true, "num_experts": experts, "num_experts_per_tok": 8,
-        "rope_theta": 1_000_000.0, "rope_scaling": null, "bos_token_id": 1, "eos_token_id": 2,
-    });
-    std::fs::create_dir_all(folder).map_err(testkit::at(folder))?;
-    let files = (folder.join("shapes.tsv"), folder.join("config.json"));
-    std::fs::write(&files.0, shapes).map_err(testkit::at(&files.0))?;
-    std::fs::write(&files.1, format!("{config:#}\n")).map_err(testkit::at(&files.1))?;
-    Ok(files)
 }
 
 fn published_models(folder: &Path) -> Result<Vec<String>> {

@@ -17,7 +17,8 @@ use crate::{Result, build};
 /// How to run `bench scale`.
 #[derive(Debug, Args)]
 pub struct ScaleArgs {
-    /// Name in fixtures/gemma4, or moe-1t: 60 layers of 384 experts, 1.02 trillion parameters
+    /// Name in fixtures/gemma4, or moe-1t: 60 layers of 384 experts, 1.02 trillion parameters; or moe-50k: experts of
+    /// 830 MB in 50,688 matrices; or moe-400: as many bytes in 396
     #[arg(long, default_value = "gemma-4-31B")]
     model: String,
     /// Recipe of the conversion
