@@ -23,8 +23,8 @@ pub struct StoredWeight<'a> {
     pub planes: Vec<&'a [u8]>,
 }
 
-/// Decodes every affine weight whole, unless the bounds of its planes tell that all values are finite; plain values need no decoding, and other producers' schemes are not ours to
-/// judge. Reports the first fault of each weight.
+/// Decodes every affine weight whole, unless the bounds of its planes tell that all values are finite; plain values need no
+/// decoding, and other producers' schemes are not ours to judge. Reports the first fault of each weight.
 pub fn verify_decodes<'a>(weights: impl IntoIterator<Item = StoredWeight<'a>>) -> Vec<Diagnostic> {
     let weights: Vec<StoredWeight<'a>> =
         weights.into_iter().filter(|w| w.encoding.scheme == Scheme::Affine).collect();
@@ -58,17 +58,22 @@ fn surely_finite(weight: &StoredWeight<'_>) -> bool {
 /// A bound of the magnitudes in a plane; `None` when one is NaN or infinite, and for types that are not looked at here.
 fn largest(dtype: DType, bytes: &[u8]) -> Option<f32> {
     let element = Element::new(dtype)?;
+    let all = |codes: &mut dyn Iterator<Item = u32>| {
+        let mut values = codes.map(|code| element.decode(code).abs());
+        values.try_fold(0.0, |m: f32, v| v.is_finite().then_some(m.max(v)))
+    };
     match element.bits() {
-        bits @ 1..8 => {
-            let values = (0..1u32 << bits).map(|code| element.decode(code).abs());
-            values.map(|v| v.is_finite().then_some(v)).try_fold(0.0, |m: f32, v| Some(m.max(v?)))
+        // What all codes of the type can be, without a look at them, where they are all finite.
+        bits @ 1..=8 if all(&mut (0..1u32 << bits)).is_some() => all(&mut (0..1u32 << bits)),
+        // Codes rise with their magnitudes, and those that are not finite come last.
+        8 if matches!(dtype, DType::F8E4M3 | DType::F8E5M2) => {
+            let top = bytes.iter().fold(0u8, |top, code| top.max(code & 0x7f));
+            all(&mut [u32::from(top)].into_iter())
         }
         8 => {
             let mut seen = [false; 256];
             bytes.iter().for_each(|b| seen[usize::from(*b)] = true);
-            let values = (0..256u32).zip(seen).filter(|(_, seen)| *seen);
-            let values = values.map(|(code, _)| element.decode(code).abs());
-            values.map(|v| v.is_finite().then_some(v)).try_fold(0.0, |m: f32, v| Some(m.max(v?)))
+            all(&mut (0..256u32).zip(seen).filter(|(_, seen)| *seen).map(|(code, _)| code))
         }
         _ => peak(dtype, bytes).ok(),
     }
@@ -153,7 +158,7 @@ mod tests {
             Encoding::affine(DType::I8, vec![PlaneSpec::tiled(role::SCALE, DType::F32, [1, 2])]);
         let shape = Shape::from([1, 2]);
         let one = 1f32.to_le_bytes();
-        let planes = vec![&[7u8, 9][..], &one[..]];
+        let planes = vec![&[7u8, 0x80][..], &one[..]];
         let weight = StoredWeight { name: "w".into(), encoding: &encoding, shape: &shape, planes };
         assert!(surely_finite(&weight), "usual weights are not decoded");
     }
