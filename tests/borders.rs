@@ -10,7 +10,9 @@ use radpack::artifact::manifest::{self, Manifest, ManifestError};
 use radpack::artifact::partition::{self, Partition, PartitionError};
 use radpack::artifact::{Contents, EntrySpec, Layout, codec};
 use radpack::checkpoint::gguf::header::{Value as Kept, read_header};
-use radpack::graph::{Program, ProgramKind, Programs, ValueType, WireError, WireIndex, verify};
+use radpack::graph::{
+    Program, ProgramKind, Programs, ValueType, WireError, WireIndex, module, verify,
+};
 use radpack::hash::sha256;
 use radpack::quantize::Importance;
 use radpack::recipe;
@@ -98,6 +100,19 @@ fn program(name: String) -> Program {
         values: Vec::new(),
         nodes: Vec::new(),
     }
+}
+
+#[test]
+fn programs_of_1024_devices_are_printed_and_of_one_more_are_not() {
+    let printed = |devices: u32| {
+        let program = Program { devices, ..program("p".into()) };
+        let programs = Programs { kv: Vec::new(), programs: vec![program.clone()] };
+        module(&programs, &program, &|_| None, 1)
+    };
+    assert!(printed(1024).is_ok());
+    let refused = printed(1025).expect_err("one more");
+    let what = "p: 1025 devices; collectives of at most 1024 are printed";
+    assert_eq!(refused.problems[0].message, what);
 }
 
 #[test]

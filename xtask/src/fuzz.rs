@@ -53,6 +53,9 @@ pub struct FuzzArgs {
     /// Without the sanitizer, on the packages of the project's own builds: minutes less to build
     #[arg(long)]
     plain: bool,
+    /// Number that the random changes begin with, 0 for another one every time
+    #[arg(long, default_value_t = 0)]
+    seed: u32,
     /// Build, and write the seeds; run nothing
     #[arg(long)]
     seeds: bool,
@@ -253,6 +256,7 @@ fn fuzz(target: &Target, folder: &Path, program: &Path, args: &FuzzArgs) -> Resu
     command.arg(format!("-dict={}", seeds.join(format!("{name}.dict")).display()));
     command.arg(format!("-artifact_prefix={}/", finds.display()));
     command.arg(format!("-max_total_time={}", args.seconds)).arg("-print_final_stats=1");
+    command.arg(format!("-seed={}", args.seed));
     command.arg(format!("-max_len={}", target.most)).arg(format!("-timeout={}", target.timeout));
     command.arg(format!("-malloc_limit_mb={}", target.allocation));
     // Single allocations are seen by the sanitizer only, which takes memory for itself.

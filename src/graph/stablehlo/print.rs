@@ -70,10 +70,14 @@ pub(super) struct Printer<'a> {
     problems: Problems,
 }
 
+/// Most devices of a program that is printed: every collective lists them all.
+const MAX_DEVICES: u32 = 1024;
+
 /// Prints a program, with a paged cache of `blocks` blocks. `encodings` tells how a weight is stored.
 ///
 /// # Errors
-/// What StableHLO has no form for: element types narrower than a byte other than 4 bits, rotated weights.
+/// What StableHLO has no form for: element types narrower than a byte other than 4 bits, rotated weights. More than 1,024
+/// devices.
 pub fn module(
     programs: &Programs,
     program: &Program,
@@ -94,6 +98,11 @@ pub fn module(
         rank: None,
         problems: Problems::new(),
     };
+    if program.devices > MAX_DEVICES {
+        let devices = program.devices;
+        p.fault(format!("{devices} devices; collectives of at most {MAX_DEVICES} are printed"));
+        return p.finish();
+    }
     p.interface();
     for node in &program.nodes {
         if p.node(node).is_none() && p.problems.is_empty() {
