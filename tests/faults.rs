@@ -65,14 +65,27 @@ fn signal(child: &Child, number: libc::c_int) {
     unsafe { libc::kill(child.id() as libc::pid_t, number) };
 }
 
-/// Waits until a conversion writes, and stops it there. It may be anywhere after its beginning, also at its end.
+/// Waits until a conversion writes, and stops it there. It may be anywhere after its beginning, also at its end. Its partial
+/// file is empty until it holds the lock on it.
 fn stopped_while_it_writes(child: &Child, out: &Path) {
     let deadline = Instant::now() + Duration::from_secs(120);
-    while !left(out) && !out.exists() {
-        assert!(Instant::now() < deadline, "it writes nothing");
+    let wait = || {
+        assert!(Instant::now() < deadline, "it writes nothing, or goes on when it is stopped");
         std::thread::sleep(Duration::from_millis(1));
+    };
+    let begun = || fs::metadata(partial_path(out)).is_ok_and(|partial| partial.len() > 0);
+    while !begun() && !out.exists() {
+        wait();
     }
     signal(child, libc::SIGSTOP);
+    // The signal is on its way when `kill` returns: wait until the process stands still, or has ended.
+    let still = || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("Linux has it");
+        stat.rsplit(") ").next().is_some_and(|state| state.starts_with(['T', 'Z']))
+    };
+    while !still() {
+        wait();
+    }
 }
 
 /// A conversion ended: either whole, or with code 1, one of these texts, and nothing of its own under the final name.

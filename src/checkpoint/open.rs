@@ -451,9 +451,10 @@ impl Checkpoint {
         }
         if report.files.is_empty() {
             if required && self.gguf.as_ref().is_none_or(|gguf| gguf.tokenizer().is_none()) {
-                report
-                    .problems
-                    .push(tokenizer::none_found(&self.folder.shown().display().to_string()));
+                let left_out = |name: &&str| self.left_out.iter().find(|file| file.path == *name);
+                let left_out = tokenizer::TOKENIZER_FILES.iter().filter_map(left_out);
+                let shown = self.folder.shown().display().to_string();
+                report.problems.push(tokenizer::none_found(&shown, left_out));
             }
             return report;
         }

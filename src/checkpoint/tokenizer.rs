@@ -10,6 +10,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde_json::Value;
 
 use super::safetensors::quoted;
+use super::side::LeftOut;
 use crate::diag::{self, Diagnostic};
 
 /// Files that make a tokenizer, any of which will do, in the order in which they are looked for.
@@ -156,17 +157,27 @@ impl Ids {
     }
 }
 
-/// The problem of a folder without any tokenizer file.
-pub(super) fn none_found(shown: &str) -> Diagnostic {
-    Diagnostic::new(
-        "tokenizer",
+/// The problem of a folder without any tokenizer file that is carried along; `left_out` are those of them that are not.
+pub(super) fn none_found<'a>(
+    shown: &str,
+    left_out: impl IntoIterator<Item = &'a LeftOut>,
+) -> Diagnostic {
+    let left_out: Vec<String> =
+        left_out.into_iter().map(|file| format!("{}, {}", file.path, file.reason)).collect();
+    let what = if left_out.is_empty() {
         format!(
             "{shown} has no tokenizer; looked for {}",
             diag::list(&TOKENIZER_FILES, TOKENIZER_FILES.len())
-        ),
-    )
-    .help("copy the tokenizer of the model that this one was trained from")
-    .help("or go on without: --no-tokenizer")
+        )
+    } else {
+        format!(
+            "{shown} has no tokenizer that can be stored; left out: {}",
+            diag::list(&left_out, left_out.len())
+        )
+    };
+    Diagnostic::new("tokenizer", what)
+        .help("copy the tokenizer of the model that this one was trained from")
+        .help("or go on without: --no-tokenizer")
 }
 
 /// `tokenizer.json` of the tokenizers library: `model.vocab` and `added_tokens`.

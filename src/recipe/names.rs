@@ -21,12 +21,49 @@ pub(super) enum Meet {
     None,
 }
 
+/// Bits of rules for many names or weights, a row each.
+#[derive(Clone)]
+struct Bits {
+    /// Words of a row.
+    words: usize,
+    all: Vec<u64>,
+}
+
+impl Bits {
+    /// Rows without any bit.
+    fn none(rows: usize, rules: usize) -> Bits {
+        let words = rules.div_ceil(64);
+        Bits { words, all: vec![0; rows * words] }
+    }
+
+    fn row(&self, row: usize) -> &[u64] {
+        &self.all[row * self.words..(row + 1) * self.words]
+    }
+
+    fn row_mut(&mut self, row: usize) -> &mut [u64] {
+        &mut self.all[row * self.words..(row + 1) * self.words]
+    }
+
+    fn has(&self, row: usize, rule: usize) -> bool {
+        self.row(row)[rule / 64] >> (rule % 64) & 1 == 1
+    }
+}
+
+fn set_bit(row: &mut [u64], rule: usize) {
+    row[rule / 64] |= 1 << (rule % 64);
+}
+
+/// Adds the bits of another row.
+fn merge(into: &mut [u64], from: &[u64]) {
+    into.iter_mut().zip(from).for_each(|(into, from)| *into |= from);
+}
+
 /// The names of a table, each with the rules whose patterns match it.
 pub(super) struct Names<'t> {
     /// Distinct names in the checkpoints, in order.
     pub names: Vec<Cow<'t, str>>,
     /// For each name one bit a rule.
-    bits: Vec<Vec<u64>>,
+    bits: Bits,
     /// The rules without `match`, one bit each.
     open: Vec<u64>,
     /// For each weight the names of its parts, as indices, and beside each the same name after `draft.` where the part
@@ -35,7 +72,7 @@ pub(super) struct Names<'t> {
     /// For each weight the further names it goes by.
     aliases: Vec<Vec<usize>>,
     /// For each weight one bit a rule: those whose `weight` patterns match its logical name, or that have none.
-    logical: Vec<Vec<u64>>,
+    logical: Bits,
     /// For each rule and pattern of `match`, how many names it matches.
     pub pattern_names: Vec<Vec<u64>>,
     /// For each rule and pattern of `weight`, how many logical names it matches.
@@ -79,7 +116,7 @@ fn head_names(weight: &Weight) -> Vec<String> {
 /// The patterns of one selector of all rules, matched against names.
 struct Matched {
     /// For each name one bit a rule.
-    bits: Vec<Vec<u64>>,
+    bits: Bits,
     /// For each rule and pattern, how many names it matches.
     counts: Vec<Vec<u64>>,
     /// `(rule, pattern, indices of names)` of patterns that match some names by their dots only.
@@ -107,15 +144,17 @@ impl Matched {
 
         // Sums do not depend on the order in which threads add.
         let counts: Vec<AtomicU64> = all.iter().map(|_| AtomicU64::new(0)).collect();
-        let words = rules.len().div_ceil(64);
-        let found: Vec<(Vec<u64>, Vec<usize>)> = names
-            .par_iter()
-            .map(|name| {
-                let mut bits = vec![0u64; words];
+        let mut bits = Bits::none(names.len(), rules.len());
+        // Nothing to match, as with most recipes' `weight`: the names need not be gone through.
+        let asked = if all.is_empty() { &[] } else { names };
+        let found: Vec<Vec<usize>> = bits
+            .all
+            .par_chunks_mut(bits.words.max(1))
+            .zip(asked)
+            .map(|(row, name)| {
                 let mut by_dot = Vec::new();
                 matcher.owners(name, |i| {
-                    let rule = all[i].0;
-                    bits[rule / 64] |= 1 << (rule % 64);
+                    set_bit(row, all[i].0);
                     counts[i].fetch_add(1, Ordering::Relaxed);
                     if strict.binary_search_by_key(&i, |(owner, _)| *owner).is_ok() {
                         by_dot.push(i);
@@ -124,7 +163,7 @@ impl Matched {
                 if !by_dot.is_empty() {
                     strict_matcher.owners(name, |i| by_dot.retain(|&j| j != i));
                 }
-                (bits, by_dot)
+                by_dot
             })
             .collect();
 
@@ -133,7 +172,7 @@ impl Matched {
             by_rule[*rule].push(count.load(Ordering::Relaxed));
         }
         let mut loose: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for (name, (_, patterns)) in found.iter().enumerate() {
+        for (name, patterns) in found.iter().enumerate() {
             for pattern in patterns {
                 loose.entry(*pattern).or_default().push(name);
             }
@@ -146,7 +185,6 @@ impl Matched {
             })
             .map(|(i, names)| (all[i].0, all[i].1, names))
             .collect();
-        let bits = found.into_iter().map(|(bits, _)| bits).collect();
         Ok(Matched { bits, counts: by_rule, by_dot })
     }
 
@@ -164,7 +202,7 @@ impl Matched {
 fn without(rules: &[Rule], patterns: impl Fn(&Rule) -> &[Pattern]) -> Vec<u64> {
     let mut open = vec![0u64; rules.len().div_ceil(64)];
     for (number, _) in rules.iter().enumerate().filter(|(_, rule)| patterns(rule).is_empty()) {
-        open[number / 64] |= 1 << (number % 64);
+        set_bit(&mut open, number);
     }
     open
 }
@@ -241,21 +279,16 @@ impl<'t> Names<'t> {
             table.weights.iter().map(|w| Cow::Borrowed(w.name.as_str())).collect();
         let by_weight = Matched::new(rules, |r| &r.weights, &logical_names)?;
         let mut logical = by_weight.bits.clone();
-        let merge = |into: &mut Vec<u64>, from: &[u64]| {
-            into.iter_mut().zip(from).for_each(|(into, from)| *into |= from);
-        };
         if !alias_of.is_empty() {
             for (weight, alias) in table.weights.iter().enumerate() {
                 let base = alias.tied_to.as_deref().filter(|_| alias.is_alias());
                 let base = base.and_then(|b| table.weights.iter().position(|w| w.name == b));
                 if let Some(base) = base {
-                    merge(&mut logical[base], &by_weight.bits[weight]);
+                    merge(logical.row_mut(base), by_weight.bits.row(weight));
                 }
             }
         }
-        for bits in &mut logical {
-            merge(bits, &any_weight);
-        }
+        logical.all.chunks_mut(logical.words.max(1)).for_each(|row| merge(row, &any_weight));
         let by_dot =
             by_name.by_dot(false, &names).chain(by_weight.by_dot(true, &logical_names)).collect();
         Ok(Names {
@@ -280,8 +313,9 @@ impl<'t> Names<'t> {
     /// Numbers of the rules whose patterns, where they have any, match some name of the weight, in order.
     pub(super) fn candidates(&self, weight: usize) -> impl Iterator<Item = usize> {
         self.open.iter().enumerate().flat_map(move |(word, open)| {
-            let mut bits = self.all(weight).fold(*open, |bits, name| bits | self.bits[name][word]);
-            bits &= self.logical[weight][word];
+            let mut bits =
+                self.all(weight).fold(*open, |bits, name| bits | self.bits.row(name)[word]);
+            bits &= self.logical.row(weight)[word];
             std::iter::from_fn(move || {
                 let bit = bits.trailing_zeros() as usize;
                 // Clears the lowest bit; none is left at 0.
@@ -292,11 +326,11 @@ impl<'t> Names<'t> {
 
     /// Whether the rule of that number has no `weight` or one that matches the weight's logical name.
     pub(super) fn meets_weight(&self, number: usize, weight: usize) -> bool {
-        self.logical[weight][number / 64] >> (number % 64) & 1 == 1
+        self.logical.has(weight, number)
     }
 
     fn hit(&self, number: usize, name: usize) -> bool {
-        self.bits[name][number / 64] >> (number % 64) & 1 == 1
+        self.bits.has(name, number)
     }
 
     fn part_hit(&self, number: usize, (name, other): (usize, Option<usize>)) -> bool {

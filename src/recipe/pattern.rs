@@ -142,7 +142,15 @@ impl Pattern {
 fn expression(pattern: &Pattern) -> Result<String, String> {
     match pattern.kind {
         PatternKind::Regex => Ok(anchored(pattern.body())),
-        _ => glob(&pattern.text).map(|g| g.regex().to_owned()).map_err(|e| e.to_string()),
+        _ => {
+            let glob = glob(&pattern.text).map_err(|e| e.to_string())?;
+            // Where a glob begins with a star, the rest of it may begin anywhere in the name. An automaton of many
+            // such globs waits for all of them in one place, and not in one for each.
+            Ok(match glob.regex().strip_prefix("(?-u)^.*") {
+                Some(rest) => format!("(?-u){rest}"),
+                None => glob.regex().to_owned(),
+            })
+        }
     }
 }
 

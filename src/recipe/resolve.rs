@@ -90,7 +90,7 @@ impl Recipe {
 
     fn decide(&self, table: &WeightTable, names: &Names<'_>) -> Decided {
         let masks: Vec<(u8, u8)> = self.rules.iter().map(masks).collect();
-        let mut kinds: BTreeMap<(usize, DType, String), Kind> = BTreeMap::new();
+        let mut kinds: BTreeMap<(usize, DType, Option<String>), Kind> = BTreeMap::new();
         let mut weights: Vec<Assigned> = Vec::with_capacity(table.weights.len());
         let mut hits = vec![0u64; self.rules.len()];
         let mut misfits: BTreeMap<(usize, Misfit), Vec<usize>> = BTreeMap::new();
@@ -329,13 +329,12 @@ fn masks(rule: &Rule) -> (u8, u8) {
     (if towers == 0 { u8::MAX } else { towers }, if classes == 0 { u8::MAX } else { classes })
 }
 
-/// What tells apart the planes that weights are kept in; empty for an unquantized weight.
-fn planes_key(weight: &Weight) -> String {
-    match &weight.stored {
-        None => String::new(),
-        Some(Stored { planes: Ok(encoding), .. }) => encoding.to_string(),
-        Some(Stored { planes: Err(_), .. }) => "?".to_owned(),
-    }
+/// What tells apart the planes that weights are kept in; nothing for an unquantized weight.
+fn planes_key(weight: &Weight) -> Option<String> {
+    Some(match &weight.stored.as_ref()?.planes {
+        Ok(encoding) => encoding.to_string(),
+        Err(_) => "?".to_owned(),
+    })
 }
 
 fn kind(rule: Option<&Rule>, weight: &Weight) -> Kind {
