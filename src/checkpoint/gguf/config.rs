@@ -45,9 +45,6 @@ pub(super) const ARCHITECTURES: [Architecture; 6] = [
     Architecture { name: "gemma4", names: Names::Gemma4, pairs: false, norms_plus_one: false, config: gemma4 },
 ];
 
-/// Most layers that lists are made for; families refuse more.
-const MAX_LAYERS: u64 = 4096;
-
 /// Original context lengths that Llama 3's rope factors are compared with: what llama.cpp's converter assumes, then
 /// every power of two from 32 up.
 const CONTEXTS: [u64; 17] = [
@@ -411,9 +408,8 @@ fn gemma3(r: &mut Reading<'_>) -> Map<String, Json> {
 fn gemma4(r: &mut Reading<'_>) -> Map<String, Json> {
     let mut out = r.base("gemma4_text", "Gemma4ForCausalLM");
     let layers = out.get("num_hidden_layers").and_then(Json::as_u64).unwrap_or_default();
-    let layers = layers.min(MAX_LAYERS) as usize;
     let windows: Vec<bool> = match r.value("attention.sliding_window_pattern") {
-        Some(Value::Integers(list)) if list.len() == layers => {
+        Some(Value::Integers(list)) if list.len() as u64 == layers => {
             list.iter().map(|n| *n != 0).collect()
         }
         _ => {
@@ -423,7 +419,7 @@ fn gemma4(r: &mut Reading<'_>) -> Map<String, Json> {
         }
     };
     let shared = r.size("attention.shared_kv_layers");
-    let own = layers.saturating_sub(usize::try_from(shared).unwrap_or(layers));
+    let own = usize::try_from(layers.saturating_sub(shared)).unwrap_or(usize::MAX);
     let (head_dim, global) = (r.size("attention.key_length_swa"), r.size("attention.key_length"));
     let heads = r.numbers("attention.head_count_kv").unwrap_or_default();
     let of_kind = |r: &mut Reading<'_>, window: bool| {
@@ -469,7 +465,8 @@ fn gemma4(r: &mut Reading<'_>) -> Map<String, Json> {
     let double = widths.iter().any(|w| *w != width);
     let expected = |n: usize| if n < own { width } else { width.saturating_mul(2) };
     if double
-        && (widths.len() != layers || widths.iter().enumerate().any(|(n, w)| *w != expected(n)))
+        && (widths.len() as u64 != layers
+            || widths.iter().enumerate().any(|(n, w)| *w != expected(n)))
     {
         r.wrong(
             "feed_forward_length",
