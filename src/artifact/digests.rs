@@ -199,9 +199,7 @@ impl BufRead for Written<'_> {
 
 impl io::Read for Written<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.fill_buf()?.read(into)?;
-        self.consume(read);
-        Ok(read)
+        hash::take(self, into)
     }
 }
 

@@ -265,9 +265,7 @@ where
     F: Fn(usize, usize, u64, u64) -> io::Result<Cow<'b, [u8]>>,
 {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.fill_buf()?.read(into)?;
-        self.consume(read);
-        Ok(read)
+        hash::take(self, into)
     }
 }
 

@@ -245,8 +245,6 @@ impl Origin<'_> {
 
 impl Read for Input<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.fill_buf()?.read(into)?;
-        self.consume(read);
-        Ok(read)
+        hash::take(self, into)
     }
 }

@@ -239,6 +239,15 @@ pub(super) fn covering(
     })
 }
 
+/// Whether a weight of so many rows has these.
+fn within(range: &Range<u64>, rows: u64) -> io::Result<()> {
+    if range.start <= range.end && range.end <= rows {
+        return Ok(());
+    }
+    let what = format!("rows {}..{} of a weight with {rows} rows", range.start, range.end);
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+}
+
 impl TensorSource for Assembled<'_> {
     fn dtype(&self) -> DType {
         self.dtype
@@ -249,12 +258,7 @@ impl TensorSource for Assembled<'_> {
     }
 
     fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
-        if range.start > range.end || range.end > self.rows {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("rows {}..{} of a weight with {} rows", range.start, range.end, self.rows),
-            ));
-        }
+        within(&range, self.rows)?;
         // No overflow: rows × row_bytes is the weight's size, checked when the runs were made.
         let wanted = range.start * self.row_bytes..range.end * self.row_bytes;
         if wanted.is_empty() {
@@ -364,12 +368,7 @@ impl TensorSource for Joined<'_> {
     }
 
     fn rows(&self, range: Range<u64>) -> io::Result<Cow<'_, [u8]>> {
-        if range.start > range.end || range.end > self.rows {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("rows {}..{} of a weight with {} rows", range.start, range.end, self.rows),
-            ));
-        }
+        within(&range, self.rows)?;
         let mut out: Cow<'_, [u8]> = Cow::Borrowed(&[]);
         for (n, (first, source)) in self.parts.iter().enumerate() {
             let end = self.parts.get(n + 1).map_or(self.rows, |(next, _)| *next);

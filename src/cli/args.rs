@@ -93,6 +93,23 @@ impl KernelChoice {
     }
 }
 
+/// A recipe and what overwrites its values, of every command that plans a conversion.
+#[derive(Debug, Args)]
+pub struct RecipeArgs {
+    /// A built-in recipe's name or a recipe file [default: int8-g128].
+    #[arg(long, value_name = "NAME|FILE")]
+    pub recipe: Option<String>,
+    /// Overwrite one recipe value, e.g. --set whole_groups=true.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// Kind of device to compile for (rbln-ca25, nvidia-h100, …); overwrites the recipe's [target] profile.
+    #[arg(long, value_name = "PROFILE")]
+    pub target: Option<String>,
+    /// Devices that share the model; overwrites the recipe's [target] devices.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub devices: Option<u32>,
+}
+
 /// `radpack convert`
 #[derive(Debug, Args)]
 pub struct Convert {
@@ -110,21 +127,12 @@ pub struct Convert {
     /// A draft model whose weights go into the same file under `draft.`: what SOURCE can be.
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
     pub draft_model: Option<String>,
-    /// A built-in recipe's name or a recipe file [default: int8-g128].
-    #[arg(long, value_name = "NAME|FILE")]
-    pub recipe: Option<String>,
-    /// Overwrite one recipe value, e.g. --set whole_groups=true.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub sets: Vec<String>,
-    /// Kind of device to compile for (rbln-ca25, nvidia-h100, …); overwrites the recipe's [target] profile.
-    #[arg(long, value_name = "PROFILE")]
-    pub target: Option<String>,
+    /// What to make of it.
+    #[command(flatten)]
+    pub recipe: RecipeArgs,
     /// Leave the image and sound encoders and their projectors out, weights and programs.
     #[arg(long)]
     pub text_only: bool,
-    /// Devices that share the model; overwrites the recipe's [target] devices.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub devices: Option<u32>,
     /// Importances of llama.cpp's llama-imatrix (.gguf or .dat): rules with quantizer = "search" weigh errors by them.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub imatrix: Option<PathBuf>,
@@ -463,18 +471,9 @@ pub struct EstimateKv {
     /// A draft model whose weights go into the same file.
     #[arg(long, value_name = "SOURCE", value_hint = ValueHint::AnyPath)]
     pub draft_model: Option<String>,
-    /// A built-in recipe's name or a recipe file [default: int8-g128].
-    #[arg(long, value_name = "NAME|FILE")]
-    pub recipe: Option<String>,
-    /// Overwrite one recipe value, e.g. --set graphs.kv_partition_len=8192.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub sets: Vec<String>,
-    /// Target profile, e.g. rbln-ca25; overwrites the recipe's.
-    #[arg(long, value_name = "NAME")]
-    pub target: Option<String>,
-    /// Devices that share the model.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    pub devices: Option<u32>,
+    /// What would be made of it; a finished file is estimated for any target.
+    #[command(flatten)]
+    pub recipe: RecipeArgs,
     /// How much of a device's memory may be used: 0.9, 90%, 12GiB (a whole number alone is bytes).
     #[arg(long, value_name = "PART")]
     pub memory_budget: Option<String>,

@@ -174,13 +174,9 @@ fn check(args: &Convert, plan: &Plan, file: &Path, output: &Output) -> Result<Ex
 }
 
 fn plan(args: &Convert) -> Result<Plan> {
-    let mut sets = args.sets.clone();
-    sets.extend(args.devices.map(|n| format!("target.devices={n}")));
-    sets.extend(args.target.iter().map(|name| format!("target.profile={name}")));
-    if args.text_only {
-        sets.extend(["vision", "audio", "projector"].map(|t| format!("towers.{t}=false")));
-    }
-    let recipe = request::recipe(args.recipe.as_deref(), &sets)?;
+    let left_out: &[&str] = if args.text_only { &["vision", "audio", "projector"] } else { &[] };
+    let sets: Vec<String> = left_out.iter().map(|tower| format!("towers.{tower}=false")).collect();
+    let recipe = request::recipe(&args.recipe, &sets)?;
     // A model on the hub is planned from its headers; only a conversion fetches the weights.
     let extent = if args.dry_run { Extent::Headers } else { Extent::Everything };
     let (draft, imatrix) = (args.draft_model.as_deref(), args.imatrix.as_deref());

@@ -9,7 +9,7 @@ use radpack::pipeline::{Imatrix, Sources};
 use radpack::quantize::kernel;
 use radpack::recipe::{self, Recipe};
 
-use super::args::{Common, KernelChoice};
+use super::args::{Common, KernelChoice, RecipeArgs};
 
 /// Opens a source: folder, file, index or hub id.
 pub fn source(text: &str, extent: Extent) -> Result<Checkpoint> {
@@ -33,10 +33,14 @@ pub fn sources(
     Ok(Sources { main, draft, imatrix })
 }
 
-/// Loads a recipe by name or path and applies the overrides.
-pub fn recipe(name: Option<&str>, sets: &[String]) -> Result<Recipe> {
-    let mut recipe = recipe::load(name)?;
-    recipe.set_all(sets)?;
+/// Loads a recipe by name or path and applies what overwrites its values, `more` last.
+pub fn recipe(args: &RecipeArgs, more: &[String]) -> Result<Recipe> {
+    let mut sets = args.sets.clone();
+    sets.extend(args.devices.map(|n| format!("target.devices={n}")));
+    sets.extend(args.target.iter().map(|name| format!("target.profile={name}")));
+    sets.extend_from_slice(more);
+    let mut recipe = recipe::load(args.recipe.as_deref())?;
+    recipe.set_all(&sets)?;
     Ok(recipe)
 }
 

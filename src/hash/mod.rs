@@ -13,7 +13,7 @@ mod wide;
 
 use sha2::block_api::compress256;
 
-pub use streams::{Item, Parts, Stream, each, here, read};
+pub use streams::{Item, Parts, Stream, each, here, read, take};
 
 /// Bytes that are compressed at once.
 const BLOCK: usize = 64;

@@ -197,6 +197,16 @@ pub fn read(mut input: impl BufRead) -> io::Result<[u8; 32]> {
     }
 }
 
+/// [`Read::read`] of what is read by its buffer.
+///
+/// # Errors
+/// Those of the buffer.
+pub fn take(input: &mut impl BufRead, into: &mut [u8]) -> io::Result<usize> {
+    let taken = input.fill_buf()?.read(into)?;
+    input.consume(taken);
+    Ok(taken)
+}
+
 /// How an [`Item`] is opened.
 type Open<'a> = dyn Fn() -> io::Result<Box<dyn BufRead + 'a>> + Sync + 'a;
 
@@ -269,9 +279,7 @@ impl<'a, I: Iterator<Item = &'a [u8]>> BufRead for Parts<'a, I> {
 
 impl<'a, I: Iterator<Item = &'a [u8]>> Read for Parts<'a, I> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let read = self.fill_buf()?.read(into)?;
-        self.consume(read);
-        Ok(read)
+        take(self, into)
     }
 }
 

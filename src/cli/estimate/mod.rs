@@ -136,14 +136,12 @@ pub fn target(named: Option<&str>) -> Result<Profile> {
 
 /// The source as far as an estimate needs it, and the recipe with every setting but those that are varied.
 fn of_source(args: &EstimateKv) -> Result<(Subject, Recipe)> {
-    let mut sets = args.sets.clone();
-    sets.extend(args.target.as_ref().map(|name| format!("target.profile=\"{name}\"")));
-    let recipe = request::recipe(args.recipe.as_deref(), &sets)?;
+    let recipe = request::recipe(&args.recipe, &[])?;
     let settings = Settings {
-        devices: args.devices.map(u64::from),
         kv_dtype: args.kv_dtype.clone(),
         max_seq_len: args.max_seq_len.map(u64::from),
         batch_size: args.batch_size.map(u64::from),
+        ..Settings::default()
     };
     let recipe = settings.apply(&recipe)?;
     target(recipe.target.profile.as_deref())?;
@@ -179,10 +177,10 @@ fn of_plan(
 
 fn of_artifact(args: &EstimateKv, file: &Path, options: Options) -> Result<Answer> {
     let compiled_in = [
-        ("--recipe", args.recipe.is_some()),
+        ("--recipe", args.recipe.recipe.is_some()),
         ("--draft-model", args.draft_model.is_some()),
-        ("--set", !args.sets.is_empty()),
-        ("--devices", args.devices.is_some()),
+        ("--set", !args.recipe.sets.is_empty()),
+        ("--devices", args.recipe.devices.is_some()),
         ("--kv-dtype", args.kv_dtype.is_some()),
         ("--max-seq-len", args.max_seq_len.is_some()),
         ("--batch-size", args.batch_size.is_some()),
@@ -194,7 +192,7 @@ fn of_artifact(args: &EstimateKv, file: &Path, options: Options) -> Result<Answe
     let artifact = open(file)?;
     let manifest = Manifest::of(&artifact)?;
     let stored = stored(&artifact, manifest.as_ref())?;
-    let profile = target(args.target.as_deref().or(stored.target.as_deref()))?;
+    let profile = target(args.recipe.target.as_deref().or(stored.target.as_deref()))?;
     let options = Options { budget: options.budget.or(stored.budget), ..options };
     let estimate = estimate::estimate(&stored.model, &profile, options)?;
     Ok(Answer {
