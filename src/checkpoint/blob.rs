@@ -86,7 +86,7 @@ impl BlobName {
 /// A digest on its way.
 pub(super) enum BlobHasher {
     /// For [`BlobName::Sha256`].
-    #[cfg_attr(not(feature = "hub"), allow(dead_code))]
+    #[cfg_attr(not(feature = "hub"), expect(dead_code, reason = "only downloads begin one"))]
     Sha256(Sha256),
     /// For [`BlobName::Git`].
     Git(Sha1),

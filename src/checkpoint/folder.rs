@@ -42,6 +42,7 @@ pub(super) struct Folder {
 #[derive(Debug)]
 pub(super) struct Heads {
     /// The folder.
+    #[cfg_attr(not(feature = "hub"), expect(dead_code, reason = "only hubs make such folders"))]
     pub dir: tempfile::TempDir,
     /// The model's name.
     pub name: String,
