@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use super::infer::{Context, Spread, infer, spread};
 use super::ir::{KvId, KvTensor, Op, Program, Programs, ValueId, ValueType};
 use crate::diag::{Diagnostic, Problems};
+use crate::model::{RopeScaling, RopeSpec};
 
 /// Most programs, values or nodes that are looked at; far above any model's.
 const MAX_PROGRAMS: usize = 4096;
@@ -93,6 +94,7 @@ fn faults(program: &Program, kv: &[KvTensor]) -> Vec<String> {
             continue;
         };
         let mut fail = |why: String| faults.push(format!("{at}: {why}"));
+        constants(&node.op).into_iter().filter_map(Constant::fault).for_each(&mut fail);
         let wanted = node.outputs.first().and_then(|id| program.value(*id)).map(|v| &v.shape);
         match infer(&node.op, &types, wanted, &context) {
             Err(why) => fail(why),
@@ -154,6 +156,78 @@ fn faults(program: &Program, kv: &[KvTensor]) -> Vec<String> {
     faults
 }
 
+/// A number in an operation, and what it may be beside finite.
+struct Constant {
+    name: &'static str,
+    value: f64,
+    range: Range,
+}
+
+#[derive(PartialEq)]
+enum Range {
+    Any,
+    NotNegative,
+    Positive,
+}
+
+impl Constant {
+    fn fault(self) -> Option<String> {
+        let Constant { name, value, range } = self;
+        let (fits, wanted) = match range {
+            Range::Any => (true, "a finite number"),
+            Range::NotNegative => (value >= 0.0, "a finite number of at least 0"),
+            Range::Positive => (value > 0.0, "a finite number above 0"),
+        };
+        (!fits || !value.is_finite()).then(|| format!("{name} is {value}; it has to be {wanted}"))
+    }
+}
+
+/// The constants of an operation. One that is not a number makes everything after it so.
+fn constants(op: &Op) -> Vec<Constant> {
+    let constant = |name, value, range| Constant { name, value, range };
+    let attention = |scale: f64, softcap: Option<f64>| {
+        let softcap = softcap.map(|cap| constant("softcap", cap, Range::Positive));
+        std::iter::once(constant("scale", scale, Range::Any)).chain(softcap).collect()
+    };
+    match op {
+        Op::Embed { scale, .. } | Op::DenseAttention { scale } => attention(*scale, None),
+        Op::RmsNorm { eps, .. } | Op::LayerNorm { eps, .. } => {
+            vec![constant("eps", *eps, Range::NotNegative)]
+        }
+        Op::Rope { rope } => rotation(rope),
+        Op::AxialRope { theta } => vec![constant("theta", *theta, Range::Positive)],
+        Op::Affine { scale, shift } => {
+            vec![constant("scale", *scale, Range::Any), constant("shift", *shift, Range::Any)]
+        }
+        Op::Softcap { cap } => vec![constant("cap", *cap, Range::Positive)],
+        Op::PagedAttention { scale, softcap, .. } | Op::WindowAttention { scale, softcap, .. } => {
+            attention(*scale, *softcap)
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn rotation(rope: &RopeSpec) -> Vec<Constant> {
+    let positive = |name, value| Constant { name, value, range: Range::Positive };
+    let mut all = vec![positive("theta", rope.theta)];
+    match rope.scaling {
+        RopeScaling::Default => {}
+        RopeScaling::Linear { factor } | RopeScaling::Proportional { factor } => {
+            all.push(positive("factor", factor));
+        }
+        RopeScaling::Llama3 { factor, low, high, .. } => {
+            all.extend([positive("factor", factor), positive("low", low), positive("high", high)]);
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, attention_factor, .. } => all.extend([
+            positive("factor", factor),
+            positive("beta_fast", beta_fast),
+            positive("beta_slow", beta_slow),
+            positive("attention_factor", attention_factor),
+        ]),
+    }
+    all
+}
+
 fn declare(known: &mut [Option<Spread>], outputs: &[ValueId], lies: Spread) -> bool {
     let mut fresh = true;
     for id in outputs {
@@ -182,5 +256,57 @@ mod tests {
         let said = "4194305 nodes and 0 values; at most 4194304 of each";
         assert_eq!(too_many(MAX_NODES + 1, 0).as_deref(), Some(said));
         assert!(too_many(0, MAX_NODES + 1).is_some());
+    }
+
+    /// What is wrong with the constants of an operation.
+    fn wrong(op: Op) -> Vec<String> {
+        constants(&op).into_iter().filter_map(Constant::fault).collect()
+    }
+
+    #[test]
+    fn constants_are_finite_and_of_their_sign() {
+        let norm = |eps| Op::RmsNorm { weight: None, eps, one_plus: false };
+        assert_eq!(wrong(norm(0.0)), [""; 0]);
+        let wanted = "it has to be a finite number of at least 0";
+        for (eps, shown) in [(f64::NAN, "NaN"), (f64::INFINITY, "inf"), (-1e-9, "-0.000000001")] {
+            assert_eq!(wrong(norm(eps)), [format!("eps is {shown}; {wanted}")]);
+        }
+        assert_eq!(
+            wrong(Op::Affine { scale: f64::NEG_INFINITY, shift: f64::NAN }),
+            [
+                "scale is -inf; it has to be a finite number",
+                "shift is NaN; it has to be a finite number"
+            ]
+        );
+        assert_eq!(wrong(Op::Affine { scale: -1.0, shift: 0.0 }), [""; 0]);
+        let positive = |name: &str| format!("{name} is 0; it has to be a finite number above 0");
+        assert_eq!(wrong(Op::Softcap { cap: 0.0 }), [positive("cap")]);
+        assert_eq!(wrong(Op::Softcap { cap: f64::MIN_POSITIVE }), [""; 0]);
+        assert_eq!(wrong(Op::AxialRope { theta: 0.0 }), [positive("theta")]);
+        let rope = |scaling| Op::Rope { rope: RopeSpec { theta: 0.0, rotary_dims: 2, scaling } };
+        for (scaling, names) in [
+            (RopeScaling::Default, &[][..]),
+            (RopeScaling::Linear { factor: 0.0 }, &["factor"]),
+            (RopeScaling::Proportional { factor: 0.0 }, &["factor"]),
+            (
+                RopeScaling::Llama3 { factor: 0.0, low: 0.0, high: 0.0, original_positions: 0 },
+                &["factor", "low", "high"],
+            ),
+            (
+                RopeScaling::Yarn {
+                    factor: 0.0,
+                    original_positions: 0,
+                    beta_fast: 0.0,
+                    beta_slow: 0.0,
+                    truncate: true,
+                    attention_factor: 0.0,
+                },
+                &["factor", "beta_fast", "beta_slow", "attention_factor"],
+            ),
+        ] {
+            let all: Vec<String> =
+                std::iter::once("theta").chain(names.iter().copied()).map(positive).collect();
+            assert_eq!(wrong(rope(scaling)), all);
+        }
     }
 }
