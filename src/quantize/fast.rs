@@ -138,10 +138,11 @@ impl Fast {
             for row in group.chunks_exact(row_bytes) {
                 (self.ops.peaks)(self.source, row, block, &mut work.peaks);
             }
-            if work.peaks.iter().any(|p| *p >= NON_FINITE) {
+            let largest = work.peaks.iter().fold(0, |largest, p| *p.max(&largest));
+            if largest >= NON_FINITE {
                 return Err(Unfit);
             }
-            self.scales(plan, second, work);
+            self.scales(plan, second, largest, work);
             let (scales, inverses) = match shift {
                 Some(_) => (&work.scales.values, &work.scales.inverses),
                 None => {
@@ -177,15 +178,15 @@ impl Fast {
         }
     }
 
-    /// Scales of the blocks whose magnitudes are in `work.peaks`.
-    fn scales(&self, plan: &GridPlan, second: f32, work: &mut Work) {
+    /// Scales of the blocks whose magnitudes are in `work.peaks`, the largest of which is given.
+    fn scales(&self, plan: &GridPlan, second: f32, largest: u32, work: &mut Work) {
         let out = &mut work.scales;
         if let Some(WholeScale::First(chosen)) = plan.whole {
             (out.codes, out.values, out.inverses) =
                 (vec![chosen.code], vec![chosen.scale], vec![chosen.inverse]);
             return;
         }
-        let plain = work.peaks.iter().all(|p| *p < NEAR_OVERFLOW.to_bits());
+        let plain = largest < NEAR_OVERFLOW.to_bits();
         let kind = match &plan.levels {
             Levels::One(one) => one.kernel(),
             // The second level keeps products below the largest magnitude times a rounding.

@@ -1,6 +1,7 @@
-//! Source bytes a second that one core encodes, error sums and the non-finite check included, next to a plain copy.
+//! Source bytes a second that one core encodes, error sums and the non-finite check included, next to a plain copy: of a
+//! weight that no cache holds, and of one that stays in the second-level cache.
 //!
-//! `cargo bench --bench quantize`; a kernel or encoding name filters: `cargo bench --bench quantize -- avx2`.
+//! `cargo bench --bench quantize`; a group, kernel or encoding name filters: `cargo bench --bench quantize -- "in cache"`.
 
 use std::hint::black_box;
 
@@ -12,6 +13,9 @@ use radpack::tensor::DType;
 /// A source that no cache holds: 8,192 × 5,376 elements, 84 MiB of bf16.
 const ROWS: usize = 8192;
 const COLS: usize = 5376;
+
+/// Rows of a source that the cache holds, 0.7 MB, and their codes with it.
+const CACHED_ROWS: usize = 64;
 
 /// Source bytes of one call, as a streaming executor would cut them.
 const PIECE: usize = 2 << 20;
@@ -103,6 +107,23 @@ fn encode(c: &mut Criterion) {
     }
 }
 
+/// The arithmetic alone, where memory does not set the pace.
+fn in_cache(c: &mut Criterion) {
+    let bytes = source(DType::BF16, CACHED_ROWS);
+    let mut group = c.benchmark_group("in cache");
+    group.throughput(Throughput::Bytes(bytes.len() as u64)).sample_size(50);
+    for (name, method) in methods() {
+        for kernel in Kernel::available().into_iter().filter(|k| *k != Kernel::Scalar) {
+            let encoder = encoder(&method, DType::BF16, &bytes, CACHED_ROWS).with_kernel(kernel);
+            let mut out = PlaneBuffers::new();
+            group.bench_function(BenchmarkId::new(name, kernel), |b| {
+                b.iter(|| pass(&encoder, black_box(&bytes), &mut out))
+            });
+        }
+    }
+    group.finish();
+}
+
 fn encoder(method: &Method, dtype: DType, bytes: &[u8], rows: usize) -> Encoder {
     let whole =
         Encoder::needs_peak(method).then(|| Whole { peak: peak(dtype, bytes).expect("finite") });
@@ -137,5 +158,5 @@ fn decode(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, encode, decode);
+criterion_group!(benches, encode, in_cache, decode);
 criterion_main!(benches);

@@ -126,6 +126,10 @@ impl OneLevel {
 
     /// The vector kernel for this rule.
     pub fn kernel(&self) -> Option<ScaleKind> {
+        if let Kind::Mx { exponent } = self.kind {
+            let exponent = u32::try_from(exponent).ok().filter(|e| *e < 128)?;
+            return (self.scale.dtype() == DType::E8M0).then_some(ScaleKind::Mx { exponent });
+        }
         let stored = match self.scale.dtype() {
             DType::F32 => Stored::F32,
             DType::F16 => Stored::F16,

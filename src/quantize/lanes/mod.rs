@@ -98,6 +98,8 @@ pub(super) enum ScaleKind {
     Product { inverse: f32, stored: Stored },
     /// Magnitude over `top`, over the second level, in e4m3.
     E4M3 { top: f32 },
+    /// Power of two of the magnitude's exponent less that of the largest code (0 to 127), in e8m0.
+    Mx { exponent: u32 },
 }
 
 /// Scale types with vector kernels.

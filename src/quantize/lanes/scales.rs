@@ -15,6 +15,7 @@ pub(super) fn scales<S: Simd>(s: S, kind: ScaleKind, second: f32, peaks: &[u32],
             each_scale(s, Product { inverse, stored }, second, peaks, out);
         }
         ScaleKind::E4M3 { top } => each_scale(s, UnderSecond { top }, second, peaks, out),
+        ScaleKind::Mx { exponent } => each_scale(s, PowerOfTwo { exponent }, second, peaks, out),
     }
 }
 
@@ -80,6 +81,25 @@ impl Rule for UnderSecond {
         let tiny = s.if_zero(s.bits(target), zero, s.splat_bits(1));
         let tiny_value = s.if_zero(s.bits(target), zero, smallest);
         (s.if_zero(code, tiny, code), s.of_bits(s.if_zero(code, tiny_value, s.bits(value))))
+    }
+}
+
+/// [`ScaleKind::Mx`]
+#[derive(Clone, Copy)]
+struct PowerOfTwo {
+    exponent: u32,
+}
+
+impl Rule for PowerOfTwo {
+    #[inline(always)]
+    fn choose<S: Simd>(self, s: S, _: f32, amax: S::F) -> (S::I, S::F) {
+        // From the magnitude up whose code is 0, the difference of the exponents is the code.
+        let floor = self.exponent << 23;
+        let raised = s.bits(s.max(amax, s.splat(f32::from_bits(floor))));
+        let code = s.minus(s.shr::<23>(raised), s.splat_bits(self.exponent));
+        // Code 0 is 2^-127, which has no exponent of its own in f32.
+        let smallest = s.splat_bits(1 << 22);
+        (code, s.of_bits(s.if_zero(code, smallest, s.shl::<23>(code))))
     }
 }
 
