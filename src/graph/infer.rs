@@ -27,6 +27,10 @@ pub(super) struct Context<'a> {
     pub devices: u32,
 }
 
+/// Most elements of a value or a weight, bytes of a cache tensor's unit, and slots of a sequence; far above any model's, and
+/// products of two of them and a few small numbers stay within 64 bits wherever one is part of the other.
+pub(super) const MAX_ELEMENTS: u64 = 1 << 48;
+
 type Infer<T> = Result<T, String>;
 
 impl<'a> Context<'a> {
@@ -125,6 +129,14 @@ fn block_table(x: &ValueType, batch: u64) -> Infer<u64> {
 fn operands<const N: usize>(inputs: &[&ValueType], op: &Op) -> Infer<[ValueType; N]> {
     <[ValueType; N]>::try_from(inputs.iter().map(|v| (*v).clone()).collect::<Vec<_>>())
         .map_err(|found| format!("{} takes {N} operands, {} are given", op.name(), found.len()))
+}
+
+/// Slots of a sequence in a paged cache.
+fn slots(blocks: u64, block: u64) -> Infer<u64> {
+    let slots = blocks.checked_mul(block).filter(|n| *n <= MAX_ELEMENTS);
+    slots.ok_or_else(|| {
+        format!("{blocks} blocks of {block} slots a sequence; at most {MAX_ELEMENTS} slots")
+    })
 }
 
 /// What x becomes in one projection of a linear layer.
@@ -267,11 +279,11 @@ pub(super) fn infer(
             let [b, q, h, d] = heads(&k, "k")?;
             same(&k, &v)?;
             cached(cache, h, d)?;
-            need(matches!(cache.layout, KvLayout::Paged { .. }), || {
-                format!("{} has no blocks", cache.name)
-            })?;
+            let KvLayout::Paged { block } = cache.layout else {
+                return Err(format!("{} has no blocks", cache.name));
+            };
             integers(&at, &[b, q], "cache_position")?;
-            block_table(&table, b)?;
+            slots(block_table(&table, b)?, block)?;
             Ok(Vec::new())
         }
         Op::PagedAttention { kv, .. } => {
@@ -283,13 +295,12 @@ pub(super) fn infer(
                 return Err(format!("{} has no blocks", cache.name));
             };
             integers(&at, &[b, rows], "cache_position")?;
-            let blocks = block_table(&table, b)?;
+            let slots = slots(block_table(&table, b)?, block)?;
             for more in inputs.get(3..).unwrap_or(&[]) {
                 if more.shape.rank() == 0 {
                     integers(more, &[], "query_position")?;
                 } else {
                     float(more, "attention_mask")?;
-                    let slots = blocks.saturating_mul(block);
                     need(more.shape.extents() == [b, slots], || {
                         format!("attention_mask {} for {b} sequences of {slots} slots", more.shape)
                     })?;
@@ -671,5 +682,18 @@ fn within(first: Option<&Spread>, inputs: &[Spread]) -> Infer<Spread> {
         _ => Err(format!(
             "operands lie as {inputs:?}, partial sums have to be reduced and parts have to match"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_have_a_number_of_slots() {
+        assert_eq!(slots(MAX_ELEMENTS / 64, 64), Ok(MAX_ELEMENTS));
+        let said = "4398046511105 blocks of 64 slots a sequence; at most 281474976710656 slots";
+        assert_eq!(slots(MAX_ELEMENTS / 64 + 1, 64), Err(said.to_owned()));
+        assert!(slots(u64::MAX, u64::MAX).is_err());
     }
 }

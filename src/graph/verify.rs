@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use super::infer::{Context, Spread, infer, spread};
+use super::infer::{Context, MAX_ELEMENTS, Spread, infer, spread};
 use super::ir::{KvId, KvTensor, Op, Program, Programs, ValueId, ValueType};
 use crate::diag::{Diagnostic, Problems};
 use crate::model::{RopeScaling, RopeSpec};
+use crate::tensor::Shape;
 
 /// Most programs, values or nodes that are looked at; far above any model's.
 const MAX_PROGRAMS: usize = 4096;
@@ -31,7 +32,7 @@ pub fn verify(programs: &Programs) -> Problems {
         if !names.insert(tensor.name.as_str()) {
             say(format!("two cache tensors are called {}", tensor.name));
         }
-        if tensor.unit_bytes().is_none_or(|b| b == 0) {
+        if tensor.unit_bytes().is_none_or(|b| b == 0 || b > MAX_ELEMENTS) {
             say(format!("{}: a cache tensor of no or too many bytes", tensor.name));
         }
     }
@@ -48,6 +49,15 @@ fn too_many(nodes: usize, values: usize) -> Option<String> {
         .then(|| format!("{nodes} nodes and {values} values; at most {MAX_NODES} of each"))
 }
 
+/// An extent of 0 does not excuse the others.
+fn too_large(shape: &Shape) -> Option<String> {
+    let mut extents = shape.extents().iter();
+    let elements = extents.try_fold(1u64, |n, extent| n.checked_mul((*extent).max(1)));
+    elements
+        .is_none_or(|n| n > MAX_ELEMENTS)
+        .then(|| format!("a value or weight {shape}; at most {MAX_ELEMENTS} elements"))
+}
+
 /// The faults of one program, first ones first; after a fault in a node its results count as declared.
 fn faults(program: &Program, kv: &[KvTensor]) -> Vec<String> {
     let mut faults = Vec::new();
@@ -56,6 +66,13 @@ fn faults(program: &Program, kv: &[KvTensor]) -> Vec<String> {
     }
     if let Some(fault) = too_many(program.nodes.len(), program.values.len()) {
         faults.push(fault);
+        return faults;
+    }
+    let values = program.values.iter().map(|v| &v.shape);
+    let large: Vec<String> =
+        values.chain(program.weights.iter().map(|w| &w.shape)).filter_map(too_large).collect();
+    if !large.is_empty() {
+        faults.extend(large);
         return faults;
     }
     let mut names = BTreeSet::new();
@@ -256,6 +273,15 @@ mod tests {
         let said = "4194305 nodes and 0 values; at most 4194304 of each";
         assert_eq!(too_many(MAX_NODES + 1, 0).as_deref(), Some(said));
         assert!(too_many(0, MAX_NODES + 1).is_some());
+    }
+
+    #[test]
+    fn values_and_weights_have_a_number_of_elements() {
+        assert_eq!(too_large(&Shape::from([MAX_ELEMENTS / 2, 2])), None);
+        let said = "a value or weight [2, 140737488355329]; at most 281474976710656 elements";
+        assert_eq!(too_large(&Shape::from([2, MAX_ELEMENTS / 2 + 1])).as_deref(), Some(said));
+        assert!(too_large(&Shape::from([u64::MAX, u64::MAX])).is_some());
+        assert!(too_large(&Shape::from([0, u64::MAX])).is_some());
     }
 
     /// What is wrong with the constants of an operation.
