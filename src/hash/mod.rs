@@ -31,6 +31,7 @@ const START: [u32; 8] = [
 ];
 
 /// The first 32 bits of the fractional parts of the cube roots of the first sixty-four primes (FIPS 180-4, 4.2.2).
+#[cfg(target_arch = "x86_64")]
 const K: [u32; 64] = [
     0x428a_2f98,
     0x7137_4491,

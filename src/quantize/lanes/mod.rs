@@ -235,6 +235,7 @@ impl Row<'_> {
     /// Whether the row takes the slower path that covers everything: it has blocks whose scale has no finite reciprocal
     /// (`grid::Chosen::quotient`), or a second level that is not usual for such codes. It is compiled for the portable
     /// kernel alone.
+    #[cfg(target_arch = "x86_64")]
     fn unusual(&self, kind: CodeKind) -> bool {
         self.second != 1.0 && kind != CodeKind::E2M1
             || self.inverses.iter().any(|inverse| *inverse > f32::MAX)
