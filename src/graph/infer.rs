@@ -27,8 +27,7 @@ pub(super) struct Context<'a> {
     pub devices: u32,
 }
 
-/// Most elements of a value or a weight, bytes of a cache tensor's unit, and slots of a sequence; far above any model's, and
-/// products of two of them and a few small numbers stay within 64 bits wherever one is part of the other.
+/// Most elements of a value or a weight, bytes of a cache tensor's unit, and slots of a sequence; far above any model's.
 pub(super) const MAX_ELEMENTS: u64 = 1 << 48;
 
 type Infer<T> = Result<T, String>;
